@@ -27,7 +27,7 @@ from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import LockRequest, Record
 from celery_singleton_lock.stores.redis import lock_commands
 from celery_singleton_lock.task.ends import Outcome
-from celery_singleton_lock.task.targets import record_name
+from celery_singleton_lock.task.message import record_name
 from tests.redis_server import RedisServer
 from tests.servers import Cluster, Nodes
 

@@ -48,7 +48,7 @@ ALLOWED = {
 
 
 #: The items of the list under an option's heading, as a pattern.
-FACTS = "setting|for one call|default|allowed"
+FACTS = "setting|default|allowed"
 
 
 class Facts(NamedTuple):
@@ -60,9 +60,8 @@ class Facts(NamedTuple):
     of_call: str = ""
 
     def listed(self) -> str:
-        named = {"setting": self.setting, "for one call": self.of_call}
-        lines = [f"- {what}: {name}" for what, name in named.items() if name]
-        return "\n".join([*lines, f"- default: {self.default}", f"- allowed: {self.allowed}"]) + "\n"
+        setting = f"- setting: {self.setting}\n" if self.setting else ""
+        return f"{setting}- default: {self.default}\n- allowed: {self.allowed}\n"
 
 
 def with_facts(page: str) -> str:
@@ -106,7 +105,8 @@ def _rows_of_tasks(options: Mapping[str, Facts]) -> Iterator[str]:
 def _rows_of_apps(settings: Mapping[str, Facts]) -> Iterator[str]:
     yield "| setting | default |\n|---|---|"
     for name, facts in settings.items():
-        yield f"| [`{name}`](#{name}) | {facts.default} |"
+        default = "depends" if name in IN_WORDS else facts.default
+        yield f"| [`{name}`](#{name}) | {default} |"
 
 
 def every_command() -> str:

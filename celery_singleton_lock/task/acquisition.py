@@ -17,9 +17,9 @@ from celery_singleton_lock.holder import FIRST, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.rules import NEWEST_POLICIES, REPLACE
 from celery_singleton_lock.stores.base import MAX_GIVEN_UP, Arrival, Held, LockRequest, Record, Superseded
-from celery_singleton_lock.task import decide, journal_entries, reports, requeue
+from celery_singleton_lock.task import decide, reports, requeue
 from celery_singleton_lock.task.decide import Fail, Run
-from celery_singleton_lock.task.turn import Execution, this_thread
+from celery_singleton_lock.task.turn import Execution, journal_crash, this_thread
 
 logger = get_logger(__name__)
 
@@ -208,7 +208,7 @@ class Acquisition:
                 found.holder.task_id,
                 found.holder.place,
             )
-            journal_entries.died(it, found)
+            journal_crash(it, found)
         return freed
 
     def _is_own_earlier_attempt(self, found: Held) -> bool:

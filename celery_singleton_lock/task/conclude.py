@@ -31,15 +31,14 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.rules import JOIN, NEWEST_POLICIES, POLICIES, WAITING_POLICIES, ConflictPolicy
 from celery_singleton_lock.options.task import chosen_policy
 from celery_singleton_lock.stores.base import Held, Record, Superseded
-from celery_singleton_lock.task import decide, ends, following, joining, journal_entries, requeue
+from celery_singleton_lock.task import decide, ends, requeue, sharing
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.decide import Decision, Drop, Finish, Report, Run, Wait
 from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.ends import MAX_CONTENT, Concluded, End, Outcome
 from celery_singleton_lock.task.message import Waits
 from celery_singleton_lock.task.putback import Publisher
-from celery_singleton_lock.task.run import settle_after
-from celery_singleton_lock.task.turn import Execution
+from celery_singleton_lock.task.turn import Execution, journal_end, named, settle_after
 
 logger = get_logger(__name__)
 
@@ -169,7 +168,7 @@ def _report(acquisition: Acquisition, found: End) -> Any:
 
     def say() -> None:
         logger.info("%s ends as the task that it had joined", it)
-        journal_entries.did_not_run(it, "joined", None)
+        journal_end(it, "joined", None)
 
     return conclude(acquisition, Report(found), say)
 
@@ -177,28 +176,29 @@ def _report(acquisition: Acquisition, found: End) -> Any:
 def _end_refused(acquisition: Acquisition, found: Held) -> Any:
     """End a message that has met another task."""
     it, met = acquisition.execution, found.conflict(acquisition.execution.key)
-    message, acks_late = it.message, it.task.acks_late
+    message, has_replaced = it.message, it.brought is not None and it.brought.lock.replaced != ()
+    waits = decide.must_not_be_refused(message, acks_late=it.task.acks_late, has_replaced=has_replaced)
     try:
         policy: ConflictPolicy = "retry"
-        if following.is_led_by(acquisition, found):
+        if sharing.is_led_by(acquisition, found):
             policy = JOIN
         else:
-            if decide.may_be_refused(message, it.options, acks_late=acks_late):
+            if decide.may_be_refused(message, it.options, waits=waits):
                 policy = chosen_policy("on_conflict", it.options.on_conflict, it.task, met, _CHOSEN)
-            policy = decide.policy_for(message, it.options, policy, acks_late=acks_late, is_eager=it.request.is_eager)
-        joins = joining.joinable(it, found) if policy == JOIN else None
+            policy = decide.policy_for(message, it.options, policy, waits=waits, is_eager=it.request.is_eager)
+        joins = sharing.joinable(it, found) if policy == JOIN else None
         if policy == JOIN and joins is None:
-            policy = "raise"
-        ended = None if joins is None else joining.end_by_now(acquisition, joins)
+            policy = "retry" if has_replaced else "raise"
+        ended = None if joins is None else sharing.end_by_now(acquisition, joins)
     except Exception as error:  # noqa: BLE001 - it is the user's
         return fail(acquisition, error, met)
     if ended is not None:
         return _report(acquisition, ended)
     # A copy in line is held for long, and asks less often than a limit on the number of tries assumes.
-    is_in_line = decide.bound_of(message, it.options, policy, acks_late=acks_late) is None
+    is_in_line = decide.bound_of(it.options, policy, waits=waits) is None
     decision = decide.refused(policy, met, is_in_line=is_in_line, is_shared=_shares_id(it, met))
-    waits = Waits(met.key, it.options.limit) if isinstance(decision, Wait) and decision.is_in_line else None
-    carried = requeue.Carried(waits, joins, arrived=found.arrived)
+    awaited = Waits(met.key, it.options.limit) if isinstance(decision, Wait) and decision.is_in_line else None
+    carried = requeue.Carried(awaited, joins, arrived=found.arrived)
     return conclude(acquisition, decision, partial(_say_refused, it, found, met, policy), met, carried=carried)
 
 
@@ -209,9 +209,7 @@ def _end_as_copy(acquisition: Acquisition, found: Held | Record) -> Any:
         ended = _stand_by(it, found) if isinstance(found, Held) else _end_again(it, found)
         if isinstance(ended.error, ResultLost) and isinstance(found, Record) and ends.read(found)[0].mark:
             # That task may still have what such a record could not keep.
-            joined = it.message.note.joins
-            known = joining.end_by_now(acquisition, joined) if joined else following.end_by_now(acquisition)
-            ended = known or ended
+            ended = sharing.end_by_now(acquisition, it.message.note.joins) or ended
     except Concluded:
         raise
     except Exception as error:  # noqa: BLE001 - a soft time limit, say
@@ -235,7 +233,7 @@ def _stand_by(execution: Execution, found: Held) -> End:
     is_dropped = isinstance(decided, Drop)
     then = "this copy is dropped" if is_dropped else "a copy waits, in case it dies"
     logger.info("%s is already running on %s; %s", execution, holder.place, then)
-    journal_entries.did_not_run(execution, "drop" if is_dropped else "stand-by", holder)
+    journal_end(execution, "drop" if is_dropped else "stand-by", holder)
     return _drop_or_wait(execution, decided)
 
 
@@ -246,7 +244,7 @@ def _end_again(execution: Execution, found: Record) -> End:
         Concluded: nothing is left to do, or it was revoked, which is stored again; or the copy was put back, since the
             first execution may still be storing its result.
     """
-    journal_entries.did_not_run(execution, "repeat", None)
+    journal_end(execution, "repeat", None)
     it, task, request = execution, execution.task, execution.request
     recorded, age = ends.read(found)
     is_over = decide.is_over(recorded, is_awaited=it.is_awaited)
@@ -255,20 +253,22 @@ def _end_again(execution: Execution, found: Record) -> End:
         asks = not is_over and ends.backend_knows(task, request)
         stored = ends.stored_end(task, request.id, age) if asks else None
     except Exception as error:  # noqa: BLE001 - every backend has its own
-        logger.warning("%s: the result backend cannot be read: %r", it, error)
+        logger.warning("%s: the result backend cannot be read: %r", named(task), error)
         return _drop_or_wait(it, Wait("copy", decide.SETTLING))
     # Celery counts a part when it has stored it.
     is_part = request.chord is not None and counts_part_once(task.backend)
     decided = decide.after_end(recorded, age, is_awaited=it.is_awaited, is_stored=stored is not None, is_part=is_part)
     if isinstance(decided, Drop):
         state = f"{recorded.state}, settled" if recorded.settled else recorded.state
-        logger.info("%s is already done (%s); this copy is dropped", it, state)
+        logger.info("%s is already done (%s); this copy is dropped", named(task), state)
         return _drop_or_wait(it, decided)
     if isinstance(decided, Wait):
-        logger.info("%s is already done; a copy checks later whether its result was stored", it)
+        logger.info("%s is already done; a copy checks later whether its result was stored", named(task))
         return _drop_or_wait(it, decided)
     missing = "it is not known whether its chord counted it" if stored else "its result was not stored"
-    logger.warning("%s is already done (%s), but %s; its recorded end is reported again", it, recorded.state, missing)
+    logger.warning(
+        "%s is already done (%s), but %s; its recorded end is reported again", named(task), recorded.state, missing
+    )
     kept = ends.end_of(recorded)
     if recorded.state == states.REVOKED:
         end = _report_state(it, decide.revoked_before(kept and kept.error, request.id))
@@ -400,14 +400,14 @@ def _say_refused(execution: Execution, found: Held, met: LockConflict, policy: C
     # A copy that looks again and again says so once.
     is_again = it.message.put_back_count("conflict") > 0
     if policy not in WAITING_POLICIES or not is_again:
-        journal_entries.did_not_run(it, policy, found.holder)
-    logger.log(logging.DEBUG if is_again else logging.INFO, "%s on_conflict=%s: %s", it, policy, met)
+        journal_end(it, policy, found.holder)
+    logger.log(logging.DEBUG if is_again else logging.INFO, "%s on_conflict=%s: %s", named(it.task), policy, met)
     signals.lock_conflict.send(sender=it.task, task_id=it.request.id, key=met.key, conflict=met, policy=policy)
 
 
 def _say_rejected(execution: Execution, lost: Exception) -> None:
     logger.error("%s is rejected: %s", execution, lost)
-    journal_entries.did_not_run(execution, "reject", None)
+    journal_end(execution, "reject", None)
 
 
 def _say_superseded(execution: Execution, newer: LockSuperseded, journaled: Superseded | None = None) -> None:
@@ -415,4 +415,4 @@ def _say_superseded(execution: Execution, newer: LockSuperseded, journaled: Supe
     logger.info("%s is superseded by task %s: %s", it, newer.task_id, newer.key)
     signals.lock_superseded.send(sender=it.task, task_id=it.request.id, key=newer.key, by=newer.task_id)
     if journaled is not None:
-        journal_entries.did_not_run(it, "superseded", journaled.holder)
+        journal_end(it, "superseded", journaled.holder)

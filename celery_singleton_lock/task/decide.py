@@ -135,31 +135,37 @@ def in_silence(policy: str, *, is_eager: bool, is_wrong_server: bool) -> Run | F
     return Fail() if policy == "raise" or is_eager else Wait("unavailable")
 
 
-def may_be_refused(message: Message, options: Options, *, acks_late: bool) -> bool:
-    """Whether the policy counts when another task has the lock. Half of the work of a message that has begun may be
-    done: it waits.
+def must_not_be_refused(message: Message, *, acks_late: bool, has_replaced: bool) -> bool:
+    """Whether another task that has the lock does not end this message: it waits.
+
+    Half of its work may be done, if the body may have begun before: in an earlier attempt; or in an earlier delivery of
+    a message that is acknowledged late, whose worker has died, or has lost the broker. Or it has replaced another
+    message as it was sent, which may just have got the lock, and does not run any more.
     """
+    return message.retries > 0 or (acks_late and message.may_have_begun) or has_replaced
+
+
+def may_be_refused(message: Message, options: Options, *, waits: bool) -> bool:
+    """Whether the policy counts when another task has the lock; `waits` is what `must_not_be_refused` returned."""
     if options.on_conflict in NEWEST_POLICIES:
         return True
     # To join is no refusal; and the copies of a message, one of which may come again, join one task, or none does.
-    begun = message.retries > 0 if options.on_conflict == JOIN else _has_begun(message, acks_late=acks_late)
-    return not begun
+    return not (message.retries > 0 if options.on_conflict == JOIN else waits)
 
 
 def policy_for(
-    message: Message, options: Options, chosen: ConflictPolicy, *, acks_late: bool, is_eager: bool
+    message: Message, options: Options, chosen: ConflictPolicy, *, waits: bool, is_eager: bool
 ) -> ConflictPolicy:
     """What the policy that was chosen comes to for this message."""
     if chosen in WAITING_POLICIES and is_eager:
         return "raise"
-    bound = bound_of(message, options, chosen, acks_late=acks_late)
+    bound = bound_of(options, chosen, waits=waits)
     return "raise" if bound is not None and message.put_back_count("conflict") >= bound else chosen
 
 
-def bound_of(message: Message, options: Options, policy: ConflictPolicy, *, acks_late: bool) -> int | None:
+def bound_of(options: Options, policy: ConflictPolicy, *, waits: bool) -> int | None:
     """How often the message is put back; None: without a limit, as a copy that has joined, which only looks."""
-    is_bounded = policy == "retry" and not _has_begun(message, acks_late=acks_late)
-    return options.conflict_retries if is_bounded else None
+    return options.conflict_retries if policy == "retry" and not waits else None
 
 
 def beside_copy(own: tuple[int, int], running: tuple[int, int], *, acks_late: bool, lease: float) -> Drop | Wait:
@@ -190,10 +196,3 @@ def after_end(
             return Drop(why, goes_on=not recorded.settled)
         return Drop("already done", goes_on=False)
     return Wait("copy", SETTLING - age) if age < SETTLING else Repeat()
-
-
-def _has_begun(message: Message, *, acks_late: bool) -> bool:
-    """Whether the body may have begun before: in an earlier attempt; or in an earlier delivery of a message that is
-    acknowledged late, whose worker has died, or has lost the broker.
-    """
-    return message.retries > 0 or (acks_late and message.may_have_begun)

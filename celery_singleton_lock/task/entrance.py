@@ -8,23 +8,37 @@ begin (`guard`).
 Functions that return before their work is done are refused, too. Celery calls an `async def`, or a function that
 yields, like any other, and gets a coroutine or a generator: nothing has run yet, and the lock would be free before
 anything does, even if a third-party pool runs the coroutine afterwards.
+
+`task.map`, `task.starmap` and `task.chunks` make one message, and in it one call for each item: Celery's own tasks of
+these names call the exclusive task as a function, within their own message. Each call takes the lock of its arguments,
+as `apply` does: for that call only, and renewed while it runs. But a call has no message that could be put back,
+skipped or remembered. So if the lock is held, the call waits in place: as long as `lock_wait` says, or, with
+`on_conflict="retry"`, until the lock is free. A call that cannot get its lock fails, and the map with it: a made-up
+result would be worse. In a group of signatures, each one has a message, a state and a policy.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
+import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import CodeType, FunctionType
 from typing import Any
 
 from celery import Task
+from celery.app.task import Context
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock._celery import current_task, innermost_request
+from celery_singleton_lock._celery import current_task, innermost_request, pop_task, push_task
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.task.message import TaskLike
-from celery_singleton_lock.task.turn import turn_of
+from celery_singleton_lock.options.rules import WAITING_POLICIES
+from celery_singleton_lock.options.task import Options
+from celery_singleton_lock.task.message import HEADER, RequestLike, TaskLike
+from celery_singleton_lock.task.run import run_under_lock
+from celery_singleton_lock.task.turn import Execution, this_thread, turn_of
 
 _CALL_ON = "super().__call__(*args, **kwargs)"
 
@@ -118,6 +132,30 @@ def map_item_of() -> TaskLike | None:
     return task if task is not None and task.name in _MAPS else None
 
 
+def call_item(task: TaskLike, sender: TaskLike, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call the task's function for one item, under the lock of these arguments.
+
+    Raises:
+        LockConflict: the lock is held, and was for as long as this may wait.
+        LockUnavailable: with `on_unavailable="raise"`.
+        LockLost: the lease was lost and the function was stopped.
+    """
+    request = _request_of_item(sender.request, args, kwargs)
+    lock = task.lock_of(request, args, kwargs)
+
+    def body() -> Any:
+        return value_of(task.name, function(*args, **kwargs))
+
+    push_task(task, request)
+    try:
+        if lock is None:
+            return body()
+        own = lock._replace(options=_options_of_item(lock.options))
+        return run_under_lock(Execution.of(task, request, turn_of(request), own), body)
+    finally:
+        pop_task(task)
+
+
 def _is_outside(task: Any) -> bool:
     """Whether this thread carries out a message, an `apply` or an item of a map of the task, and not its body."""
     request = innermost_request(task)
@@ -182,3 +220,24 @@ def _kind(function: Any) -> str | None:
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         return "an `async def`"
     return "a generator" if inspect.isgeneratorfunction(function) else None
+
+
+def _options_of_item(options: Options) -> Options:
+    """A task's options, as they apply to an item."""
+    waits = options.on_conflict in WAITING_POLICIES and options.conflict_retries is None
+    # Within a task that holds a lock, the wait must end: the other task might wait for that lock.
+    wait = math.inf if waits and not this_thread.owners else options.wait
+    silence = "wait" if options.on_unavailable == "retry" else options.on_unavailable
+    return replace(options, on_conflict="raise", wait=wait, on_unavailable=silence)
+
+
+def _request_of_item(of_sender: RequestLike, args: Any, kwargs: Any) -> Context:
+    """The request of one call: as `apply` makes it, with the id of the map and nothing else copied."""
+    return Context(
+        id=of_sender.id,
+        hostname=of_sender.hostname,
+        args=args,
+        kwargs=kwargs,
+        is_eager=True,
+        **{HEADER: {"id": of_sender.id, "sent": secrets.token_hex(16)}},
+    )

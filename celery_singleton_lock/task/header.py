@@ -14,8 +14,7 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.holder import new_owner
-from celery_singleton_lock.task.message import HEADER, RequestLike, carried_in, ids_in
-from celery_singleton_lock.task.targets import digest
+from celery_singleton_lock.task.message import HEADER, RequestLike, carried_in, digest, ids_in
 from celery_singleton_lock.task.turn import message_of, turn_of
 
 logger = get_logger(__name__)
@@ -139,6 +138,8 @@ def _new(task_id: object) -> dict[str, Any]:
 def _following(task_id: object, options: Mapping[str, Any], request: RequestLike) -> dict[str, Any]:
     message = message_of(request)
     sent = message.sent
+    if sent is None and options.get("root_id"):  # Not a chord's body, which any of its parts may send.
+        sent = digest("of", message.sending)
     if task_id == request.id:
         if _nesting(options):
             return {"id": task_id, "sent": sent or new_owner(), "replaced": message.sending}

@@ -7,14 +7,15 @@ task id that it was made for: copied to another message, it has no effect. `head
 
 A message belongs to a *sending*: two messages of one sending and attempt are the same message. A task id is not enough:
 users freeze signatures and send them again, a chain object that is sent twice has the same id in its last step
-(Celery 5.7), and tasks of one lock may be given one id. A sending is named by the id, by its place in its canvas (root
-and parent), and by random digits in the header. A message without them, from a program that does not have this package,
-is named by the rest, and by the ids of the tasks that wait for it: in a canvas that is sent again these are new, and
-must not wait forever.
+(Celery 5.7), and tasks of one lock may be given one id. A sending is named by the id and by random digits in the
+header, so that its sender knows the name, too. A message without them, from a program that does not have this package,
+is named by the id, by its place in its canvas (root and parent), and by the ids of the tasks that wait for it: in a
+canvas that is sent again these are new, and must not wait forever.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -23,12 +24,11 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import cleaned, clock
-from celery_singleton_lock.holder import is_owner
+from celery_singleton_lock.holder import NOBODY, Holder, is_owner
 from celery_singleton_lock.keys.key import is_key
 from celery_singleton_lock.options.rules import MAX_LIMIT, is_whole
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.stores.base import MAX_GIVEN_UP
-from celery_singleton_lock.task.targets import Joined, Leader, digest
 
 #: The name of the header: a dictionary of `id`, the task id, and what else the message needs: `sent` and `replaced`,
 #: the random part of its sending's name, and the name of the sending that it replaces; `call`, the lock options of this
@@ -51,7 +51,22 @@ MAX_NUMBER = 2**53
 
 _DIGITS = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
+#: A task id that a record's name shows; a longer one, or one with other characters, is left out.
+_SHOWN = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
 _NOTHING: Mapping[str, Any] = {}
+
+
+def digest(*parts: object) -> str:
+    """A name made of parts that JSON can hold, in hex digits."""
+    return hashlib.blake2b(ascii(parts).encode(), digest_size=16).hexdigest()
+
+
+def record_name(task: str, task_id: object, sending: str) -> str:
+    """The name of the record of a message of this task; it begins with the task id, which people know."""
+    own = digest(task, sending)
+    # What has the same id and key is seldom more than one message, and each character of a key costs memory.
+    return f"{task_id}:{own[:10]}" if isinstance(task_id, str) and _SHOWN.fullmatch(task_id) else f"-:{own}"
 
 
 class RequestLike(Protocol):
@@ -137,6 +152,86 @@ class Waits(NamedTuple):
         return cls(key, limit) if is_ours else None
 
 
+class Target(NamedTuple):
+    """The attempt of a message whose end another message waits for: it has met that message as it ran, or as it waited.
+
+    Attributes:
+        replaced, retries: which of the messages of that sending.
+        since: when it got the lock of its run, which distinguishes its deliveries; 0 if that is not known.
+        goes_on: whether an earlier attempt has ended: this one may run later, while others have the lock.
+        sent: when it was sent, if it was met as it waited; otherwise 0. Seconds since the epoch, as `since`.
+    """
+
+    task_id: str
+    sending: str
+    replaced: int
+    retries: int
+    since: float
+    goes_on: bool = False
+    sent: float = 0.0
+
+    @classmethod
+    def of(cls, holder: Holder) -> Target | None:
+        """The holder of a lock, or the task from which an operator has taken it; None if that is not a task."""
+        if holder.task_id is None or not holder.sending:
+            return None
+        replaced = NOBODY - holder.replaced if holder.is_nobody else holder.replaced
+        # If no process has the lock, it is kept for an attempt that has not begun, or rests.
+        since = holder.since if holder.pid or holder.is_nobody else 0.0
+        return cls(holder.task_id, holder.sending, replaced, holder.retries, since)
+
+    @classmethod
+    def waiting(cls, holder: Holder) -> Target | None:
+        """The holder of a queue lock, as it is before it runs; None if its sending, or that it is one, is not known."""
+        if holder.task_id is None or holder.sending == holder.task_id:
+            return None
+        return cls(holder.task_id, holder.sending, 0, 0, 0.0, sent=holder.since)
+
+    @classmethod
+    def read(cls, value: object) -> Target | None:
+        """Read the value of a header; None if others wrote it."""
+        if not isinstance(value, (list, tuple)) or len(value) < len(cls._fields):
+            return None
+        task_id, sending, replaced, retries, since, goes_on, sent = value[: len(cls._fields)]
+        if not (isinstance(task_id, str) and isinstance(sending, str) and task_id and sending):
+            return None
+        return cls(
+            cleaned.text(task_id),
+            cleaned.text(sending),
+            cleaned.count(replaced),
+            cleaned.count(retries),
+            cleaned.seconds(since),
+            goes_on is True,
+            cleaned.seconds(sent),
+        )
+
+    def message(self, task_name: str) -> str:
+        """The name of its message (see `Holder.message`), if that is a message of the task `task_name`."""
+        record = record_name(task_name, self.task_id, self.sending)
+        return Holder(
+            self.task_id, retries=self.retries, replaced=self.replaced, sending=self.sending, record=record
+        ).message
+
+    def name_of_heir(self, task_name: str) -> Holder:
+        """The name under which the message is recorded that runs in its place, since it is gone without an end."""
+        return Holder(record=f"heir:{self.message(task_name)}:{self.since:.6f}")
+
+    def name_of_begin(self, task_name: str) -> Holder:
+        """The name under which it is recorded since when this attempt has had the lock."""
+        return Holder(record=f"began:{self.message(task_name)}")
+
+    def has_begun_as(self, holder: Holder) -> bool:
+        """Whether the holder of a lock is this attempt; not if the lock is merely kept for it."""
+        attempt = holder.sending, holder.replaced, holder.retries
+        return holder.pid != 0 and attempt == (self.sending, self.replaced, self.retries)
+
+    def next_attempt(self) -> Target:
+        return self._replace(retries=self.retries + 1, since=0.0, goes_on=True)
+
+    def attempt_before(self) -> Target:
+        return self._replace(retries=max(self.retries - 1, 0))
+
+
 class Note(NamedTuple):
     """What a message that was put back has to know; of one that was not, each part says nothing.
 
@@ -144,8 +239,8 @@ class Note(NamedTuple):
         counts: how often this attempt of the message was put back, by reason.
         waits: the lock that it waits for, and may have been woken for.
         since: when this attempt first met a conflict, seconds since the epoch; 0 if it met none.
-        joins: the task that it is to end as.
-        follows: the message that it follows now.
+        joins: the message that it is to end as, which had its lock.
+        follows: the message that it is to end as, which had the lock that this one was to get when it was sent.
         given_up: the owners under which earlier deliveries of this attempt have asked for the lock without an answer;
             the latest sixteen.
         redelivered: whether a message of which this is a copy was delivered again.
@@ -156,8 +251,8 @@ class Note(NamedTuple):
     counts: Mapping[str, int] = {}
     waits: Waits | None = None
     since: float = 0.0
-    joins: Joined | None = None
-    follows: Leader | None = None
+    joins: Target | None = None
+    follows: Target | None = None
     given_up: tuple[str, ...] = ()
     redelivered: bool = False
     returned: tuple[int, int] | None = None
@@ -170,8 +265,8 @@ class Note(NamedTuple):
             {reason: count for reason in NOT_BEGUN if (count := cleaned.count(known.get(reason)))},
             Waits.read(known.get("waits")),
             cleaned.seconds(known.get("since")),
-            Joined.read(known.get("joins")),
-            Leader.read(known.get("leader")),
+            Target.read(known.get("joins")),
+            Target.read(known.get("leader")),
             tuple(filter(is_owner, owners))[-MAX_GIVEN_UP:] if isinstance(owners, (list, tuple)) else (),
             known.get("redelivered") is True,
             _two_counts(known.get("returned")),
@@ -303,13 +398,20 @@ def ids_in(part: Any) -> Iterator[str]:
             yield from ids_in(value)
 
 
-def _sending_of(request: RequestLike, carried: Mapping[str, Any]) -> str:
+def sending_in(carried: Mapping[str, Any]) -> str | None:
+    """The sending of a message with this header; None if the header does not tell."""
     if "replaced" in carried and (of_replaced := _digits(carried["replaced"])) is not None:
         return of_replaced
+    sent = _digits(carried.get("sent"))
+    return None if sent is None else digest(sent, carried.get("id"))
+
+
+def _sending_of(request: RequestLike, carried: Mapping[str, Any]) -> str:
+    if (sending := sending_in(carried)) is not None:
+        return sending
     # A retry of a message without a parent, or without a root, gets its own id for that.
     parent = request.parent_id if request.parent_id != request.id else None
-    sent = _digits(carried.get("sent"))
-    return digest(sent, request.id, request.root_id or request.id, parent, _followers_of(request))
+    return digest(None, request.id, request.root_id or request.id, parent, _followers_of(request))
 
 
 def _followers_of(request: RequestLike) -> list[str]:

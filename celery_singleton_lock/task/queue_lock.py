@@ -3,19 +3,30 @@
 The owner is the message's, not a delivery's: each copy of it has the header, and may free the lock; nobody else knows
 the owner. It belongs to one task and id: copied to another message, it has no effect.
 
+One process ends the lock, as the body starts, or with the message: the process that runs the message, or, if that one
+died or nothing was begun, the worker's main process (`worker.request`). A message that goes on as a copy or as its next
+attempt keeps the lock.
+
 Protocol: `docs/protocol.md`, section 12.
 """
 
 from __future__ import annotations
 
+import json
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Any
 
+from celery import states
+from celery.exceptions import Reject
+from celery.utils import uuid
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import cleaned, clock
+from celery_singleton_lock import cleaned, clock, trust
+from celery_singleton_lock.errors import InvalidOption, LockSuperseded, LockUnavailable
 from celery_singleton_lock.holder import Holder, is_owner
 from celery_singleton_lock.in_bulk import UNCONFIRMED_TTL
 from celery_singleton_lock.keys.key import QUEUE, has_form_of_key, is_key
@@ -31,8 +42,12 @@ from celery_singleton_lock.options.rules import (
     is_whole,
 )
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Held, LockRequest
-from celery_singleton_lock.task.targets import Leader
+from celery_singleton_lock.stores.base import Freeing, Held, LockRequest
+from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.task import ends
+from celery_singleton_lock.task.ends import Concluded, Outcome
+from celery_singleton_lock.task.message import Message, Target, TaskLike
+from celery_singleton_lock.task.turn import message_of, turn_of
 
 logger = get_logger(__name__)
 
@@ -42,6 +57,13 @@ _FIELDS = 6
 
 #: Seconds for which we repeat that a lock has ended while the lock server does not answer.
 SAID_FOR = 600.0
+
+#: Seconds for which a message may still come if its lock does not say: the lock was not confirmed yet.
+UNKNOWN = 86_460.0
+
+#: Seconds until the lock of a message that was acknowledged becomes a lease: by then its sender, and the main process
+#: that received it, have confirmed it for longer.
+SOON = 0.2
 
 #: Scopes that let several messages run at once: each message has its own lock as it runs, because of its copies.
 OF_EACH_MESSAGE = (UNTIL_EXECUTING, UNTIL_EXPIRED)
@@ -58,9 +80,9 @@ class QueueLock:
         seconds: how long it lasts once it is confirmed.
         limit: how many messages may have one.
         scope: when it ends, as the sender says.
-        replaced: the owners before it, whose messages this one supersedes (see `replacing`).
-        follows: the leader, which has the lock (see `following`): this message ends as the leader ends, or gets the
-            lock when the leader is gone.
+        replaced: the owners before it, whose messages this one supersedes (see `supersede`).
+        follows: the leader, which has the lock (see `sharing`): this message ends as the leader ends, or gets the lock
+            when the leader is gone.
     """
 
     key: str
@@ -69,7 +91,7 @@ class QueueLock:
     limit: int
     scope: str
     replaced: tuple[str, ...] = ()
-    follows: Leader | None = None
+    follows: Target | None = None
 
     @property
     def ends_at_start(self) -> bool:
@@ -83,7 +105,7 @@ class QueueLock:
     @property
     def wakes_followers(self) -> bool:
         """Whether its message wakes the next one in line when it gets the lock of its run: that may be a follower of
-        the run before (see `following`).
+        the run before (see `sharing`).
         """
         return self.follows is None and self.scope not in OF_EACH_MESSAGE
 
@@ -113,19 +135,22 @@ class QueueLock:
         """What the header of its message, for a task of this name, says of it."""
         fields = [task, self.key, self.owner, self.seconds, self.limit, self.scope]
         if self.follows is not None:
-            return [*fields, [], self.follows.header()]
+            return [*fields, [], [*self.follows]]
         return [*fields, [*self.replaced]] if self.replaced else fields
 
 
-def holder_of_message(task_id: object, label: str, *, owns_result: bool = False) -> Holder:
+def holder_of_message(task_id: object, sending: str | None, label: str, *, owns_result: bool = False) -> Holder:
     """A message, as the holder of its lock: no process runs it yet.
 
     Args:
+        sending: the name of its sending, if that is known.
         owns_result: whether a result that is stored under its id from now on is its own, and its last. Otherwise it
             counts as a later attempt.
     """
     named = None if task_id is None else cleaned.text(task_id)
-    return Holder(named, 0 if owns_result else 1, socket.gethostname(), since=clock.wall(), label=label)
+    return Holder(
+        named, 0 if owns_result else 1, socket.gethostname(), since=clock.wall(), sending=sending or "", label=label
+    )
 
 
 def is_by_time(held: Held) -> bool:
@@ -154,7 +179,7 @@ def lock_in(carried: Mapping[str, Any], app: Any, task: str) -> QueueLock | None
         return None
     replaced = part[_FIELDS] if len(part) > _FIELDS and isinstance(part[_FIELDS], (list, tuple)) else ()
     owners = tuple(each for each in replaced[:1] if is_owner(each))
-    follows = Leader.read(part[_FIELDS + 1]) if len(part) > _FIELDS + 1 else None
+    follows = Target.read(part[_FIELDS + 1]) if len(part) > _FIELDS + 1 else None
     scope = scope if isinstance(scope, str) else WHILE_EXECUTING
     return QueueLock(key, owner, seconds, limit, scope, owners, follows)
 
@@ -177,3 +202,203 @@ def _is_key(prefix: str, key: str, task: str) -> bool:
             prefix,
         )
     return False
+
+
+class Queued:
+    """A message in the hands of the process that runs it (`with`).
+
+    Attributes:
+        lock: the lock that it brought.
+        is_own: whether the lock is the message's own, as far as is known: a follower gets it when its leader is gone.
+    """
+
+    def __init__(self, task: TaskLike, lock: QueueLock) -> None:
+        self.lock = lock
+        self._task = task
+        self._turn = turn_of(task.request)
+        self._runtime = Runtime.of(task.app)
+        self._lease: Lease | None = None
+        self.is_own = lock.follows is None
+
+    def __enter__(self) -> Queued:
+        if self.lock.replaced:  # The sender may have died before it recorded that.
+            supersede(self._runtime.store, self.lock, self._task.request.id, self.lock.replaced)
+        if self.is_own:
+            self._keep_early()
+        return self
+
+    def leads(self) -> None:
+        """The message now has the lock that it did not have when it was sent."""
+        self.is_own = True
+        self._keep_early()
+
+    def lead(self, holder: Holder) -> Held | None:
+        """Take the lock that the message did not have when it was sent; who has it, if that is another message.
+
+        Raises:
+            LockUnavailable: no answer; if it got the lock, it finds that when it comes again, or the lock expires.
+        """
+        lock = self.lock
+        own = holder_of_message(holder.task_id, holder.sending, holder.label)
+        found = self._runtime.store.acquire(replace(lock.request(own), another=None))
+        if isinstance(found, Held):
+            return found
+        self.leads()
+        if self._lease is None and lock.ends_at_end:
+            self._runtime.confirmations.add(lock.confirmed())
+        return None
+
+    def give_back(self) -> None:
+        """The message follows another one all the same."""
+        self.is_own = False
+        if self._lease is not None:
+            self._runtime.heartbeat.stop(self._lease)
+            self._lease = None
+        with suppress(LockUnavailable):  # It is repeated until there is an answer.
+            self._runtime.store.free(self.lock.hold())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._end(error)
+        except Exception:  # noqa: BLE001 - what interrupts, a soft time limit say, comes once, and too late
+            self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._lease is not None:
+            self._runtime.heartbeat.stop(self._lease)
+        if not self.is_own:
+            self._turn.queue_lock_ended = True  # What its handlers send under its id follows nobody.
+            return
+        if self._turn.queue_lock_ended or not (error is None or isinstance(error, Exception)):
+            return  # It has ended; or whatever stops this process decides what becomes of the message.
+        if (hold := self._going_on(error)) is not None:
+            if self._lease is not None:  # The renewed lease is shorter.
+                self._runtime.confirmations.add(hold)
+        elif self.lock.ends_at_end:
+            self._free()
+        self._turn.queue_lock_ended = True  # What its handlers send under its id asks for the lock anew.
+
+    def start(self) -> None:
+        """The body is about to run.
+
+        Raises:
+            Concluded: another message has replaced this one, and that was recorded.
+        """
+        if not self.is_own:
+            self._turn.queue_lock_ended = True  # Nothing is passed on to its next attempt.
+            return
+        if not self.lock.ends_at_start:
+            self._keep()
+            return
+        if self._lease is not None:
+            self._runtime.heartbeat.stop(self._lease)
+        freed = self._free()
+        self._turn.queue_lock_ended = True  # Only now: an interruption before leaves it to the end.
+        if freed in (Freeing.NOT_OURS, Freeing.UNCLEAR) and (why := started(self._runtime.store, self.lock)):
+            is_shared = why.task_id == self._task.request.id
+            ends.report(self._task, why, states.REVOKED, task_id=uuid() if is_shared else None)
+            raise Concluded(str(why), "over" if is_shared else "revoked")
+
+    def _going_on(self, error: Exception | None) -> Hold | None:
+        """The lock as the copy or the next attempt has it, if the message goes on."""
+        if self._turn.passes_on is not None:
+            return self._turn.passes_on
+        # Celery gives nothing back that it has acknowledged.
+        is_given_back = isinstance(error, Reject) and self._task.acks_late and getattr(error, "requeue", False)
+        continues = isinstance(error, Concluded) and error.kind == "continues"
+        return self.lock.confirmed() if is_given_back or continues else None
+
+    def _keep_early(self) -> None:
+        """Have it renewed from now on, if its message will not be delivered again."""
+        # A copy may come while another one runs in this process, whose lease is not to be touched.
+        if not (self._task.acks_late or message_of(self._task.request).may_have_begun):
+            with suppress(RuntimeError):  # No thread is available, as the run will find out.
+                self._keep()
+
+    def _keep(self) -> None:
+        """Have it renewed from now on."""
+        lock, now = self.lock, clock.now()
+        if self._lease is not None or not lock.ends_at_end:
+            return
+        ttl, sent_at = lock.seconds, now
+        if not self._task.acks_late:
+            # As if it was due for renewal: the store has it for longer.
+            ttl = self._ttl()
+            sent_at = now - ttl * trust.RENEW_AFTER + SOON
+        self._lease = lock.lease(ttl=ttl, sent_at=sent_at)
+        self._runtime.heartbeat.start(self._lease, self._when_lost)
+
+    def _ttl(self) -> float:
+        with suppress(InvalidOption):  # The run will fail for that.
+            if (options := self._task.lock_options(self._task.request)) is not None:
+                return options.ttl
+        return float(self._runtime.settings.defaults["ttl"])
+
+    def _when_lost(self) -> None:
+        if (lease := self._lease) is not None:
+            logger.warning("%s: another message may be sent while this one runs: %s", lease.key, lease.reason)
+            self._runtime.heartbeat.stop(lease)
+
+    def _free(self) -> Freeing | None:
+        """What became of the lock; None if there is no answer."""
+        lock = self.lock
+        try:
+            freed = self._runtime.store.free(lock.hold())
+        except LockUnavailable as error:  # It is repeated until there is an answer.
+            logger.warning("%s: the lock of a message that has arrived is not freed yet: %s", lock.key, error)
+            return None
+        if freed is Freeing.NOT_OURS and ends.may_be_followed(self._task, self._runtime.settings, lock.scope):
+            # Another message may have it: followers of this one are in line behind it, and end without the lock.
+            self._runtime.store.wake(lock.key)
+        if not freed:
+            logger.debug("%s is no longer the lock of this message", lock.key)
+        return freed
+
+
+def brought_by(task: TaskLike, message: Message) -> Queued | None:
+    """The handler of a message's queue lock; None if it has none."""
+    lock = lock_in(message.carried, task.app, task.name)
+    return None if lock is None or task.request.is_eager else Queued(task, lock)
+
+
+def supersede(store: Store, lock: QueueLock, task_id: object, owners: Iterable[str], old: Held | None = None) -> None:
+    """Keep the messages of the lock's earlier owners from running, unless they have started: the newcomer was sent.
+
+    `old` is the hold that the newcomer took over from them, if that is known.
+    """
+    text = cleaned.text_or_none(task_id)
+    still = UNKNOWN if old is None or old.remaining <= UNCONFIRMED_TTL else old.remaining
+    seconds = min(max(still, lock.seconds), MAX_QUEUE_TTL)
+    ended = Outcome(states.REVOKED, json.dumps([text]).encode(), settled=True)
+    for owner in owners:
+        said_of = _named(owner)
+        try:
+            store.refuse(lock.key, said_of, ended.record_of(said_of, seconds))
+        except LockUnavailable as error:  # The worker records it when the newcomer comes.
+            logger.warning("%s: a message that was replaced may still run: %s", lock.key, error)
+
+
+def started(store: Store, lock: QueueLock) -> LockSuperseded | None:
+    """A message starts whose lock is not its own any more; why it must not, if it was superseded."""
+    said_of = _named(lock.owner)
+    try:
+        found = store.refuse(lock.key, said_of, Outcome(states.STARTED).record_of(said_of, SAID_FOR))
+    except LockUnavailable as error:
+        logger.warning("%s: a message runs, and it is not known whether it was replaced: %s", lock.key, error)
+        return None
+    # It may be about to get the lock back, which nobody would free.
+    store.abandon(lock.hold())
+    if found is None or isinstance(found, Held):
+        return None
+    ended, _ = ends.read(found)
+    if ended.state == states.STARTED:
+        return None
+    newest = cleaned.array(ended.content or b"") or [None]
+    return LockSuperseded(lock.key, cleaned.text_or_none(newest[0]))
+
+
+def _named(owner: str) -> Holder:
+    """The name of the record of what has become of the message whose lock has this owner."""
+    return Holder(record=owner)

@@ -20,9 +20,8 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import MAX_GIVEN_UP
 from celery_singleton_lock.task import delivery, header
 from celery_singleton_lock.task.ends import Concluded
-from celery_singleton_lock.task.message import NOT_BEGUN, Reason, RequestLike, TaskLike, Waits
+from celery_singleton_lock.task.message import NOT_BEGUN, Reason, RequestLike, Target, TaskLike, Waits
 from celery_singleton_lock.task.putback import Publisher
-from celery_singleton_lock.task.targets import Joined, Leader
 from celery_singleton_lock.task.turn import message_of, named, turn_of, unsettled
 
 logger = get_logger(__name__)
@@ -58,8 +57,8 @@ class Carried(NamedTuple):
     """
 
     waits: Waits | None = None
-    joins: Joined | None = None
-    follows: Leader | None = None
+    joins: Target | None = None
+    follows: Target | None = None
     arrived: int | None = None
 
 
@@ -164,7 +163,7 @@ def _known_of_next(request: RequestLike, reason: Reason, carried: Carried) -> di
     if (joins := carried.joins or note.joins) is not None:
         known["joins"] = list(joins)
     if (follows := carried.follows or note.follows) is not None:
-        known["leader"] = follows.header()
+        known["leader"] = list(follows)
     if carried.waits is not None or note.since:
         known["since"] = note.since_now()
     if (number := carried.arrived or message.number) is not None:

@@ -1,4 +1,8 @@
-"""A run under the lock: the body runs while the lease is renewed, and then the lock is freed.
+"""A message from its lock to its end: acquire → run → free. The body runs while the lease is renewed.
+
+Whatever happens between two of these steps, the lock is freed: by the `finally` of `Run`; by `conclude`, before that is
+reached; or, if these are cut short as well, by the worker's main process, or by the end of the lease, since the
+heartbeat forgets a lease that nobody refers to any more.
 
 Protocol: `docs/protocol.md`, section 6.
 """
@@ -8,19 +12,16 @@ from __future__ import annotations
 import logging
 import math
 import os
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from typing import Any, NoReturn
 
 from celery import states
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
-from celery.signals import task_postrun
 from celery.utils.dispatch import Signal
 from celery.utils.log import get_logger
 from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
@@ -29,22 +30,62 @@ from celery_singleton_lock import clock, signals
 from celery_singleton_lock.errors import Aborted, LockLost, LockSuperseded, LockUnavailable, SingletonLockError
 from celery_singleton_lock.heartbeat import GONE
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.options.rules import JOIN, QUEUE_TTL
-from celery_singleton_lock.stores.base import Reservation
-from celery_singleton_lock.task import (
-    ends,
-    journal_entries,
-)
-from celery_singleton_lock.task.ends import Outcome
+from celery_singleton_lock.options.rules import QUEUE_TTL
+from celery_singleton_lock.stores.base import Held, Record, Reservation
+from celery_singleton_lock.task import conclude, ends, sharing
+from celery_singleton_lock.task.acquisition import Acquisition
+from celery_singleton_lock.task.ends import End, Outcome
 from celery_singleton_lock.task.interrupt import Body
-from celery_singleton_lock.task.message import HEADER
-from celery_singleton_lock.task.targets import Joined
-from celery_singleton_lock.task.turn import Execution, record_started, this_thread, unsettled
+from celery_singleton_lock.task.message import HEADER, Target
+from celery_singleton_lock.task.turn import Execution, journal_run, record_started, settle_after, this_thread
 
 logger = get_logger(__name__)
 
 #: The most seconds between two renewals of a run that newer messages may stop: a renewal says so.
 STOPPED_WITHIN = 1.0
+
+
+def run_under_lock(execution: Execution, body: Callable[[], Any]) -> Any:
+    """Run `body` under the lock, or end as this message must.
+
+    Raises:
+        Concluded, Reject, LockConflict: as `on_conflict` says, of this message or of a newer one.
+        LockUnavailable: with `on_unavailable="raise"`.
+        LockLost: the lease was lost and the body was stopped.
+    """
+    acquisition = Acquisition(execution)
+    is_plain = execution.message.is_plain
+    run: Run | None = None
+    found: Lease | Held | Record | End | None
+
+    def begin() -> Any:
+        sharing.wake_followers(acquisition)
+        return body()
+
+    try:
+        if is_plain:
+            found = acquisition.acquire()
+        else:
+            found = sharing.end_of_leader(acquisition) or sharing.acquire(acquisition)
+        if isinstance(found, Lease):
+            if not is_plain:
+                conclude.with_lease(acquisition, found)
+            run = Run(execution, found)
+            return run.execute(body if is_plain else begin)
+        if _is_known(execution, found):
+            sharing.wake_followers(acquisition)
+    except Exception as error:
+        if run is None or not run.is_under_way:  # A soft time limit, say, before the first line that cleans up.
+            return conclude.fail(acquisition, error)
+        if run.superseded is not None:
+            return conclude.stopped(acquisition, error, run.superseded)
+        if run.was_lost:
+            return conclude.lost(acquisition, error)
+        raise
+    if found is None:
+        record_started(execution.task)
+        return body()
+    return conclude.end(acquisition, found)
 
 
 class Run:
@@ -163,7 +204,7 @@ class Run:
         it = self._execution
         # Whether anybody waits is not known here: a copy may join as its own call says.
         is_awaited = ends.may_be_followed(it.task, it.runtime.settings, it.options.scope)
-        if is_awaited and (own := Joined.of(it.holder)) is not None:
+        if is_awaited and (own := Target.of(it.holder)) is not None:
             name, seconds = own.name_of_begin(it.task.name), it.runtime.settings.done_ttl
             it.runtime.store.remember(it.key, ends.notice(name, [own.since], seconds))
 
@@ -235,13 +276,18 @@ class Run:
             if not self._is_loss_said:
                 lease.lose("it was no longer held when the task ended")
                 self._say_loss()
-        journal_entries.ran(it, lease, ended, waited=self._waited, began=self._began, ended=now)
+        journal_run(it, lease, ended, waited=self._waited, began=self._began, ended=now)
 
     def _send(self, signal: Signal, **details: Any) -> None:
         if not signal.receivers:
             return
         it = self._execution
         signal.send(sender=it.task, task_id=it.request.id, key=it.key, **details)
+
+
+def _is_known(execution: Execution, found: object) -> bool:
+    """Whether the lock server knows of the message: how it ended, or that a copy of it runs."""
+    return isinstance(found, Record) or (isinstance(found, Held) and execution.is_copy_of(found))
 
 
 def seconds_until(retry: Retry) -> float:
@@ -308,29 +354,3 @@ def _fail_for_loss(execution: Execution, lost: LockLost) -> NoReturn:
             full_jitter=getattr(task, "retry_jitter", True),
         )
     raise task.retry(exc=lost, **options)
-
-
-def settle_after(execution: Execution, ended: Outcome) -> None:
-    """Have the record say that all was sent, once it was."""
-    task, request, records = execution.task, execution.request, execution.runtime.records
-    if not execution.needs_settling(ended):
-        return
-    # A copy that has joined this one may look later: when its result is forgotten, or Celery has stored RETRY over it.
-    policy = execution.options.on_conflict
-    content = ended.content if policy == JOIN or callable(policy) else None
-    if (record := execution.record(Outcome(ended.state, content, settled=True))) is None:
-        return
-    # At once if there is no result backend to ask instead.
-    replace = records.replace if ends.backend_knows(task, request) else records.replace_now
-    unsettled[request] = partial(replace, execution.key, record)
-
-
-@task_postrun.connect
-def _settle(sender: Any = None, state: str | None = None, **_: Any) -> None:
-    if not unsettled or sender is None:  # As after most messages.
-        return
-    settle = unsettled.get(sender.request)
-    # Celery sends the signal from a `finally`: an error that is on its way means that not all was sent.
-    is_sent = sys.exc_info()[1] is None and state in (*states.READY_STATES, states.IGNORED)
-    if settle is not None and is_sent:
-        settle()

@@ -9,6 +9,8 @@ Protocol: `docs/protocol.md`, section 12.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -24,11 +26,13 @@ from celery.utils import uuid
 from celery.utils.log import get_logger
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from celery_singleton_lock import clock, signals
+from celery_singleton_lock import chance, clock, signals
 from celery_singleton_lock._celery import current_worker_task
 from celery_singleton_lock.background import Aside
 from celery_singleton_lock.errors import FOREIGN, DuplicateTask, LockUnavailable, WrongLockServer
 from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.journal_entry import Entry
+from celery_singleton_lock.keys.key import without_queue
 from celery_singleton_lock.options.rules import (
     DUPLICATE_POLICIES,
     MAX_QUEUE_TTL,
@@ -40,18 +44,18 @@ from celery_singleton_lock.options.rules import (
 )
 from celery_singleton_lock.options.task import Options, chosen_policy, raw_attribute, replaces
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Held, LockRequest
+from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Reservation
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.task import ends, header, journal_entries, replacing
-from celery_singleton_lock.task.message import HEADER, RequestLike
+from celery_singleton_lock.task import ends, header
+from celery_singleton_lock.task.message import HEADER, RequestLike, Target, sending_in
 from celery_singleton_lock.task.queue_lock import (
     SAID_FOR,
     QueueLock,
     holder_of_message,
     is_by_time,
     lock_in,
+    supersede,
 )
-from celery_singleton_lock.task.targets import Leader
 from celery_singleton_lock.task.turn import turn_of
 
 logger = get_logger(__name__)
@@ -64,6 +68,12 @@ _aside = Aside("singleton-lock-ended")
 
 #: Seconds that are added to how long a message may wait.
 MARGIN = 60.0
+
+#: Seconds for which a newcomer tries to take over a lock that keeps changing hands: one newcomer at a time gets it.
+TAKING = 10.0
+
+#: The most seconds between two tries; it varies, so that not all come at once.
+PAUSE = 0.02
 
 #: Options of a call if something follows from its message, which must not be lost, whatever message has the lock. Also
 #: those that Celery gives to each part of a canvas, whose id somebody may wait for; a chord's body has only the last.
@@ -132,7 +142,8 @@ def send(
     lock = QueueLock(key, new_owner(), _seconds(task, options, named), options.limit, options.scope)
     # Another message with its id may run, and end later, if the lock of that ends, or has ended, as its body begins.
     owns_result = has_new_id or not (before.shares_id or lock.ends_at_start)
-    holder = holder_of_message(task_id, label, owns_result=owns_result)
+    sending = sending_in(named["headers"][HEADER])
+    holder = holder_of_message(task_id, sending, label, owns_result=owns_result)
     kept = before.lock if before.lock is not None and before.lock.key == key else None
     if kept is not None:
         follows = None if before.has_run(named) else kept.follows
@@ -251,6 +262,26 @@ def is_sent_by_celery(named: Mapping[str, Any]) -> bool:
     return _is_part(named) and not header.is_sent_by_body(named, sender)
 
 
+def _journal(runtime: Runtime, task_name: str, error: DuplicateTask, policy: str, task_id: str | None) -> None:
+    """A call met the lock of another message as it was to be sent; `task_id` is its own if it is sent all the same."""
+    now = clock.now()
+    entry = Entry(
+        "duplicate",
+        task_name,
+        without_queue(error.key),
+        task_id,
+        socket.gethostname(),
+        os.getpid(),
+        now,
+        now,
+        outcome=policy,
+        holder=error.task_id,
+        holder_since=error.since,
+        label=error.label,
+    )
+    runtime.journal.add(entry)
+
+
 class _Duplicate(NamedTuple):
     """A call whose lock another message has: the `lock` that this call would have, and the hold that was `found`."""
 
@@ -317,7 +348,7 @@ class _Duplicate(NamedTuple):
 
     def _say(self, policy: str, sent_as: str | None) -> None:
         error = self.error
-        journal_entries.was_duplicate(Runtime.of(self.task.app), self.task.name, error, policy, sent_as)
+        _journal(Runtime.of(self.task.app), self.task.name, error, policy, sent_as)
         signals.lock_duplicate.send(
             sender=self.task, task_id=error.task_id, key=error.key, duplicate=error, policy=policy
         )
@@ -327,7 +358,8 @@ class _Duplicate(NamedTuple):
 
         An answer to its sender would not reach those who wait for it, nor start what follows from it.
         """
-        task, leader = self.task, Leader.of(self.found)
+        task, holder = self.task, self.found.holder
+        leader = None if holder is None else Target.waiting(holder)
         is_able = ends.may_be_followed(task, Runtime.of(task.app).settings, self.lock.scope)
         if leader is None or leader.task_id == named["task_id"] or not is_able or self._wants_a_run_of_its_own(named):
             return _publish_without(publish, task, named, self.error)
@@ -349,10 +381,15 @@ class _Duplicate(NamedTuple):
             return False
 
     def _send_instead(self, named: Mapping[str, Any], publish: Callable[..., Any]) -> Any:
-        """Send the message in place of the one that has the lock."""
+        """Send the message in place of the one that has the lock, which never runs then.
+
+        Take over, send, supersede: its lock is freed, and a reservation for this message left in its place. Then this
+        message is sent; if that fails, the other one gets its lock back. Only after that is the other one superseded,
+        wherever it is: so one of the two runs, wherever the sender stops.
+        """
         task, runtime, task_id = self.task, Runtime.of(self.task.app), named["task_id"]
         try:
-            taken = replacing.take_over(runtime.store, self.lock, task_id, self.found)
+            taken = take_over(runtime.store, self.lock, task_id, self.found)
         except LockUnavailable as error:
             if _is_raised(error, self.options):
                 raise
@@ -362,12 +399,63 @@ class _Duplicate(NamedTuple):
         try:
             result = publish(**_with_lock(task, named, lock))
         except BaseException:
-            replacing.give_back(runtime.store, taken)
+            give_back(runtime.store, taken)
             raise
         if old is not None:
-            replacing.supersede(runtime.store, lock, task_id, lock.replaced, old)
+            supersede(runtime.store, lock, task_id, lock.replaced, old)
         runtime.confirmations.add(lock.confirmed())
         return result
+
+
+class Taken(NamedTuple):
+    """A lock that was taken over.
+
+    Attributes:
+        lock: the newcomer's.
+        old: the hold of the message that had it; None if it was free by then.
+    """
+
+    lock: QueueLock
+    old: Held | None
+
+
+def take_over(store: Store, lock: QueueLock, task_id: object, found: Held) -> Taken:
+    """Take the lock of another message, whichever has it by then; the owner of the newcomer's `lock` is chosen here.
+
+    Raises:
+        LockUnavailable: no answer, or the lock changes hands too often.
+    """
+    label = found.holder.label if found.holder else ""  # The same for both calls.
+    # Two sends of one id are two messages.
+    holder = replace(holder_of_message(task_id, None, label), record=new_owner())
+    lock = replace(lock, owner=holder.reserved_as)
+    request, began = lock.request(holder), clock.now()
+    while True:
+        old = found.hold(lock.key, ttl=request.ttl, limit=lock.limit)
+        freeing = store.free(old, reservation=Reservation(holder, request.ttl))
+        is_taken = freeing is Freeing.NOW
+        if freeing is Freeing.UNCLEAR:  # Somebody else may have freed it before.
+            (is_taken,) = store.renew([request.hold()], timeout=request.ttl)
+        if is_taken:
+            return Taken(lock, found)
+        answer = store.acquire(request)
+        if not isinstance(answer, Held):
+            return Taken(lock, None)
+        found = answer
+        if clock.now() - began > TAKING:
+            raise LockUnavailable(store.server, f"the lock {lock.key} changes hands too often")
+        clock.sleep(chance.spread(PAUSE, least=0.0))
+
+
+def give_back(store: Store, taken: Taken) -> None:
+    """The newcomer was not sent: the message that had the lock gets it back, unless it has started by now."""
+    store.abandon(taken.lock.hold())
+    old = taken.old
+    if old is None or old.holder is None or old.remaining <= 0:
+        return
+    ttl = min(old.remaining, MAX_QUEUE_TTL)
+    with suppress(LockUnavailable):  # Or the lock was given up, as its message has started: see `started`.
+        store.acquire(LockRequest(taken.lock.key, old.owner, ttl=ttl, holder=old.holder, limit=taken.lock.limit))
 
 
 def _is_raised(error: Exception, options: Options) -> bool:

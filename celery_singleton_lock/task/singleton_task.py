@@ -35,10 +35,10 @@ from celery_singleton_lock.options.task import (
 )
 from celery_singleton_lock.options.words import wrong_in_call
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task import entrance, header, queued, sending
-from celery_singleton_lock.task.calls import call_item, run_under_lock
+from celery_singleton_lock.task import entrance, header, queue_lock, sending
 from celery_singleton_lock.task.message import Message, RequestLike, TaskLock
 from celery_singleton_lock.task.queue_lock import OF_EACH_MESSAGE
+from celery_singleton_lock.task.run import run_under_lock
 from celery_singleton_lock.task.turn import Execution, message_of, record_started, share, turn_of
 
 logger = get_logger(__name__)
@@ -264,14 +264,14 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         if is_builtin(self.name):
             return (super().__call__ if request.called_directly else self._body())(*args, **kwargs)
         if (sender := entrance.map_item_of()) is not None:
-            return call_item(self, sender, self._body(), args, kwargs)
+            return entrance.call_item(self, sender, self._body(), args, kwargs)
         turn = turn_of(request)
         if request.called_directly or turn.in_body or turn.lease is not None:
             return super().__call__(*args, **kwargs)
         turn.in_body = False
         following = self._body()
         message = turn.delivered(request)
-        brought = None if message.is_plain else queued.brought_by(self, message)
+        brought = None if message.is_plain else queue_lock.brought_by(self, message)
 
         def body() -> Any:
             if brought is not None:
@@ -287,8 +287,6 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             if lock is None:
                 record_started(self)
                 return body()
-            if brought is not None:
-                brought.key = lock.key
             return run_under_lock(Execution.of(self, request, turn, lock, brought), body)
 
     def _add_call(self, given: object, options: dict[str, Any], *, applied: bool = False) -> None:

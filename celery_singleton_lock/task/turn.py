@@ -7,30 +7,34 @@ a request is kept beside the request, and not in it.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from celery import states
+from celery.signals import task_postrun
 
 from celery_singleton_lock import cleaned, clock, process_identity
 from celery_singleton_lock.errors import with_label
 from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.journal.writer import crash
+from celery_singleton_lock.journal_entry import LOST, STOPPED, SUPERSEDED, Entry, Kind
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.options.rules import REPLACE
+from celery_singleton_lock.options.rules import JOIN, REPLACE
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, Record, order_of
 from celery_singleton_lock.task import ends
 from celery_singleton_lock.task.ends import REPLACED, Outcome
 from celery_singleton_lock.task.interrupt import Body
-from celery_singleton_lock.task.message import Message, RequestLike, TaskLike, TaskLock
-from celery_singleton_lock.task.targets import record_name
+from celery_singleton_lock.task.message import Message, RequestLike, TaskLike, TaskLock, record_name
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.task.queued import Queued
+    from celery_singleton_lock.task.queue_lock import Queued
 
 
 @dataclass(slots=True, eq=False)
@@ -213,6 +217,77 @@ def record_started(task: TaskLike) -> None:
         return
     meta = {"pid": os.getpid(), "hostname": request.hostname}
     task.backend.store_result(request.id, meta, states.STARTED, request=request)
+
+
+def journal_run(
+    execution: Execution, lease: Lease, outcome: Outcome | None, *, waited: float, began: float, ended: float
+) -> None:
+    """Its body ran. Only the body is timed: the lock is asked for before it, and freed after it."""
+    state = LOST if lease.reason else STOPPED if outcome is None else outcome.state
+    if lease.superseded_by is not None and state == states.REVOKED:
+        state = SUPERSEDED
+    _journal(execution, "run", began, ended, waited, outcome=state, fence=lease.fence, renewals=lease.renewals)
+
+
+def journal_end(execution: Execution, kind: Kind, holder: Holder | None) -> None:
+    """Its body did not run; `holder` has the lock."""
+    scheduled, now = execution.message.carried.get("entry"), clock.now()
+    of_copy: dict[str, Any] = {"scheduled": cleaned.text(scheduled) if scheduled else ""}
+    if holder is not None:
+        of_copy |= {"holder": holder.task_id, "holder_node": holder.node, "holder_since": holder.since}
+    _journal(execution, kind, execution.began, now, now - execution.began, **of_copy)
+
+
+def journal_crash(execution: Execution, found: Held) -> None:
+    """Another run's process died, and this execution has freed its lock."""
+    it, fence = execution, found.fence or 0
+    entry = crash(it.task.name, it.key, found.holder, limit=it.options.limit, fence=fence)
+    it.runtime.journal.add(entry, at_once=it.request.is_eager)
+
+
+def settle_after(execution: Execution, ended: Outcome) -> None:
+    """Have the record say that all was sent, once it was."""
+    task, request, records = execution.task, execution.request, execution.runtime.records
+    if not execution.needs_settling(ended):
+        return
+    # A copy that has joined this one may look later: when its result is forgotten, or Celery has stored RETRY over it.
+    policy = execution.options.on_conflict
+    content = ended.content if policy == JOIN or callable(policy) else None
+    if (record := execution.record(Outcome(ended.state, content, settled=True))) is None:
+        return
+    # At once if there is no result backend to ask instead.
+    settle = records.replace if ends.backend_knows(task, request) else records.replace_now
+    unsettled[request] = partial(settle, execution.key, record)
+
+
+@task_postrun.connect
+def _settle(sender: Any = None, state: str | None = None, **_: Any) -> None:
+    if not unsettled or sender is None:  # As after most messages.
+        return
+    settle = unsettled.get(sender.request)
+    # Celery sends the signal from a `finally`: an error that is on its way means that not all was sent.
+    is_sent = sys.exc_info()[1] is None and state in (*states.READY_STATES, states.IGNORED)
+    if settle is not None and is_sent:
+        settle()
+
+
+def _journal(execution: Execution, kind: Kind, began: float, ended: float, waited: float, **of_kind: Any) -> None:
+    own = execution.holder
+    entry = Entry(
+        kind,
+        execution.task.name,
+        execution.key,
+        own.task_id,
+        own.node,
+        own.pid,
+        began,
+        ended,
+        waited,
+        limit=execution.options.limit,
+        label=own.label,
+        **of_kind,
+    )
+    execution.runtime.journal.add(entry, at_once=execution.request.is_eager)
 
 
 def _holder(task: TaskLike, request: RequestLike, message: Message, label: str = "") -> Holder:

@@ -35,9 +35,6 @@ from celery_singleton_lock.task.reports import Pipe
 
 logger = get_logger(__name__)
 
-#: Seconds that a killed child may take to be gone.
-DEATH = 1.0
-
 #: Seconds until a delivery is asked for its hold; most are over by then. No ttl is so short that a renewal would be due
 #: earlier.
 FIRST_CHECK = MIN_TTL * trust.RENEW_AFTER
@@ -225,17 +222,17 @@ class Children:
             if pid is not None and (child := self._children.get(pid)) is not None:
                 child.keep_hold()
 
-    def forget(self, pid: int, delivery: Delivery) -> bool:
+    def forget(self, pid: int, delivery: Delivery, within: float) -> bool:
         """Forget the child that was lost with `delivery`, once it is gone.
 
         Returns:
-            False if it is still there after a moment.
+            False if it is still there after so many seconds.
         """
         with self._mutex.lock:
             child = self._children.get(pid)
         if child is not None and not child.is_at(delivery):
             return True  # Another process has its pid.
-        if child is not None and child.pidfd is not None and not _poll([child.pidfd], DEATH):
+        if child is not None and child.pidfd is not None and not _poll([child.pidfd], within):
             self.free_when_gone(pid)
             return False
         with self._mutex.lock:

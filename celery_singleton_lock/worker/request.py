@@ -69,6 +69,9 @@ aside = Aside("singleton-lock-aside")
 #: Seconds after which a copy begins if nobody has woken it.
 HELD = 60.0
 
+#: Seconds that a killed child may take to be gone.
+DEATH = 1.0
+
 #: How long after it has expired a waiting copy is ended: Celery checks the time once more.
 EXPIRED = timedelta(seconds=0.1)
 
@@ -211,8 +214,9 @@ class SingletonRequest(WorkerRequest):
 
     def _on_lost(self, error: BaseException, exc_info: Any, send_failed_event: bool) -> Any:
         """Its child is gone, or is going."""
-        # Before the message goes back: its next delivery must not be refused by this one's lock.
-        self._free_if_gone()
+        # Before the message goes back: its next delivery must not be refused by this one's lock. A child that raises
+        # `SystemExit` frees it before the pool says so, and then still takes a while to end.
+        self._free_if_gone(DEATH if isinstance(error, Exception) else 0.0)
         if not isinstance(error, Terminated):  # Celery takes a child that has raised `SystemExit` for lost, too.
             ended = self._recorded_end()
             if ended is not None and ended.state in _NO_RESULT:  # The child, which is gone, has ended it.
@@ -373,10 +377,12 @@ class SingletonRequest(WorkerRequest):
         outage.answered()
         return None if found is None else ends.read(found)[0]
 
-    def _free_if_gone(self) -> None:
-        """Free the lock if the child is gone; a child that still cleans up frees it itself, or dies and is noticed."""
+    def _free_if_gone(self, within: float) -> None:
+        """Free the lock if the child is gone within so many seconds. One that still cleans up frees it itself, or
+        dies and is noticed.
+        """
         children = children_of.get(self.app)
-        if children is not None and self.worker_pid is not None and not children.forget(self.worker_pid, self):
+        if children is not None and self.worker_pid is not None and not children.forget(self.worker_pid, self, within):
             return
         if (hold := self.hold()) is not None:
             self._free(hold)
@@ -442,7 +448,7 @@ class SingletonRequest(WorkerRequest):
         return hold
 
     def _end_attempt(self) -> None:
-        """Free the lock kept for this retry, which never begins, and record that for waiting copies (`joining`)."""
+        """Free the lock kept for this retry, which never begins, and record that for waiting copies (`sharing`)."""
         holder, runtime, hold = holder_of(self.task, self.context), Runtime.of(self.app), self._free_kept()
         if hold is not None and (seconds := runtime.settings.done_ttl):
             record = Outcome(states.REVOKED, settled=True).record_of(holder, seconds)
@@ -455,8 +461,8 @@ class SingletonRequest(WorkerRequest):
             return None
         if isinstance(error, Terminated):
             return Outcome(states.REVOKED)
-        if not isinstance(error, Exception):
-            return None
+        if not isinstance(error, Exception):  # Celery takes its child for lost.
+            error = WorkerLostError(f"its process has ended: {error!r}")
         return ends.failed(error, is_awaited=ends.is_awaited(self.task, self.context))
 
     @property

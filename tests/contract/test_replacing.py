@@ -14,7 +14,7 @@ from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.store import Store
-from celery_singleton_lock.task import replacing
+from celery_singleton_lock.task import queue_lock, sending
 from celery_singleton_lock.task.queue_lock import QueueLock
 from tests.patience import LIMIT
 
@@ -41,11 +41,11 @@ def holders(store: Store) -> list[str | None]:
 
 def test_newest_message_takes_over_and_supersedes_the_old_one(store: Store) -> None:
     old, found = queue(store)
-    taken = replacing.take_over(store, lock(), "new", found)
+    taken = sending.take_over(store, lock(), "new", found)
     assert holders(store) == ["new"]
-    replacing.supersede(store, taken.lock, "new", [found.owner], found)
+    queue_lock.supersede(store, taken.lock, "new", [found.owner], found)
     assert not store.free(old.hold())
-    assert isinstance(replacing.started(store, old), LockSuperseded)
+    assert isinstance(queue_lock.started(store, old), LockSuperseded)
     assert store.free(taken.lock.hold())
 
 
@@ -53,32 +53,32 @@ def test_newest_message_takes_over_and_supersedes_the_old_one(store: Store) -> N
 def test_old_message_starts_when_the_newest_is_not_sent(store: Store, order: str) -> None:
     """Nobody is left to free the lock that it gets back."""
     old, found = queue(store)
-    taken = replacing.take_over(store, lock(), "new", found)
+    taken = sending.take_over(store, lock(), "new", found)
     assert not store.free(old.hold())
     if order == "starts first":
-        assert replacing.started(store, old) is None
-        replacing.give_back(store, taken)
+        assert queue_lock.started(store, old) is None
+        sending.give_back(store, taken)
     else:
-        replacing.give_back(store, taken)
-        assert replacing.started(store, old) is None
+        sending.give_back(store, taken)
+        assert queue_lock.started(store, old) is None
     assert holders(store) == []
 
 
 def test_old_message_ends_without_a_start_when_the_newest_is_not_sent(store: Store) -> None:
     """It was revoked, or has expired: its worker gives the lock up."""
     old, found = queue(store)
-    taken = replacing.take_over(store, lock(), "new", found)
+    taken = sending.take_over(store, lock(), "new", found)
     store.abandon(old.hold())
-    replacing.give_back(store, taken)
+    sending.give_back(store, taken)
     assert holders(store) == []
 
 
 def test_superseded_message_of_the_same_id_is_known(store: Store) -> None:
     """The result is the newest message's: the old one must not store there that it was revoked."""
     old, found = queue(store, "same")
-    taken = replacing.take_over(store, lock(), "same", found)
-    replacing.supersede(store, taken.lock, "same", [found.owner], found)
-    why = replacing.started(store, old)
+    taken = sending.take_over(store, lock(), "same", found)
+    queue_lock.supersede(store, taken.lock, "same", [found.owner], found)
+    why = queue_lock.started(store, old)
     assert isinstance(why, LockSuperseded)
     assert why.task_id == "same"
 
@@ -94,12 +94,12 @@ def test_many_replacements_at_once_follow_each_other(store: Store, monkeypatch: 
 
     _, found = queue(store)
     monkeypatch.setattr(store, "acquire", late)
-    monkeypatch.setattr(replacing, "PATIENCE", LIMIT)
+    monkeypatch.setattr(sending, "TAKING", LIMIT)
     together = Barrier(count)
 
-    def take(number: int) -> replacing.Taken:
+    def take(number: int) -> sending.Taken:
         together.wait()
-        return replacing.take_over(store, lock(), f"new {number}", found)
+        return sending.take_over(store, lock(), f"new {number}", found)
 
     with ThreadPoolExecutor(count) as threads:
         taken = list(threads.map(take, range(count)))

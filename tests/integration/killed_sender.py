@@ -12,7 +12,7 @@ from typing import Any
 from celery import Celery
 
 from celery_singleton_lock.in_bulk import Confirmations
-from celery_singleton_lock.task import replacing
+from celery_singleton_lock.task import sending
 from tests.integration.queued_tasks import define
 
 #: Before which call it kills itself, by step.
@@ -21,7 +21,7 @@ STEPS: dict[str, Callable[[Any], tuple[Any, str]]] = {
     "lock is had": lambda app: (app.backend, "on_task_call"),
     # Our code, not Celery, makes this call, once the lock is held.
     "lock is taken over": lambda app: (app, "send_task"),
-    "message is sent": lambda app: (replacing, "supersede"),
+    "message is sent": lambda app: (sending, "supersede"),
     "old one is superseded": lambda app: (Confirmations, "add"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +75,9 @@ def define(app: Celery) -> SimpleNamespace:
         recording.mark("dies", self.request.id)
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def exits(self: Any, job: str) -> None:
+        sys.exit(1)
+
     def resent(self: Any, job: str) -> str:
         with recording.run(job, self.request.id):
             if not self.request.retries:
@@ -132,6 +136,7 @@ def define(app: Celery) -> SimpleNamespace:
         replaced=task(name="queued.replaced", lock_name="queued.until_executed")(replaced),
         sends_itself=task(name="queued.sends_itself", lock_scope="until_executing")(sends_itself),
         dies=task(name="queued.dies")(dies),
+        exits=task(name="queued.exits")(exits),
         too_long=task(name="queued.too_long", time_limit=1)(too_long),
         resent=task(name="queued.resent")(resent),
         given_back=task(name="queued.given_back")(given_back),

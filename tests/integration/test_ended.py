@@ -18,7 +18,7 @@ from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.task.ends import Outcome
-from celery_singleton_lock.task.targets import record_name
+from celery_singleton_lock.task.message import record_name
 from tests.bench import Bench, Sent
 from tests.contract.store_contract.asking import ME, ask, taken
 from tests.redis_server import RedisServer

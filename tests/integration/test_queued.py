@@ -115,6 +115,13 @@ class TestMessageIsOver:
         until(lambda: result.state == states.FAILURE)
         until_can_be_sent(shop)
 
+    def test_by_the_exit_of_its_process(self, shop: Shop, tasks: SimpleNamespace) -> None:
+        """The pool may report the child as lost, or `SystemExit`: whichever comes first."""
+        start(shop)
+        results = [tasks.exits.delay(f"report {number}") for number in range(6)]
+        until(lambda: {result.state for result in results} == {states.FAILURE})
+        until_can_be_sent(shop)
+
     @pytest.mark.parametrize("how", ["ignore", "reject"])
     def test_in_before_start(self, shop: Shop, tasks: SimpleNamespace, how: str) -> None:
         tasks.hooked.delay("report", how)

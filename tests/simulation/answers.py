@@ -111,7 +111,7 @@ class Answers:
             self._waits_for(own, attempt, joins.task_id, ("joins", joins.task_id, joins.retries, joins.since))
         elif header.queue is not None and (leader := _leader_in(header, attempt)) is not None:
             assert header.queue.follows is not None
-            self._waits_for(own, attempt, leader, ("follows", header.queue.follows.token))
+            self._waits_for(own, attempt, leader, ("follows", header.queue.follows.sending))
 
     def _waits_for(self, own: int, attempt: int, task_id: str, group: tuple[Any, ...]) -> None:
         number = number_of(task_id)

@@ -26,7 +26,7 @@ from celery_singleton_lock.stores.redis.script import ms
 from celery_singleton_lock.stores.redis.waiter import SLICE
 from celery_singleton_lock.stores.redis.wake_ups import MAX_PASSED_ON, REFRESH
 from celery_singleton_lock.task import message as messages
-from celery_singleton_lock.task.queued import SOON
+from celery_singleton_lock.task.queue_lock import SOON
 from celery_singleton_lock.trust import STEP_SHARE
 from celery_singleton_lock.worker.line import MAX_PAUSE
 from tests.simulation.scheduler import active
@@ -83,8 +83,8 @@ def public(package: Any, name: str) -> Any:
 # Headers
 
 
-class Joins(NamedTuple):
-    """The attempt of a task as which a copy is to end."""
+class Target(NamedTuple):
+    """The attempt of a message as which another one is to end."""
 
     task_id: str
     sending: str
@@ -92,6 +92,7 @@ class Joins(NamedTuple):
     retries: int
     since: float
     goes_on: bool
+    sent: float
 
 
 class Waits(NamedTuple):
@@ -99,19 +100,6 @@ class Waits(NamedTuple):
 
     key: str
     limit: int
-
-
-class Leader(NamedTuple):
-    """The message that another one follows."""
-
-    hidden_id: str
-    token: str
-    since: float
-    run: Sequence[Any] | None
-
-    @property
-    def task_id(self) -> str:
-        return bytes.fromhex(self.hidden_id).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +112,8 @@ class PutBack:
     follows: int = 0
     given_up: Sequence[str] = ()
     waits: Waits | None = None
-    joins: Joins | None = None
-    leader: Leader | None = None
+    joins: Target | None = None
+    leader: Target | None = None
     since: float | None = None
     arrived: int | None = None
     redelivered: bool = False
@@ -144,7 +132,7 @@ class QueueLock:
     limit: int
     scope: str
     replaced: Sequence[str] = ()
-    follows: Leader | None = None
+    follows: Target | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +147,13 @@ class Header:
     entry: str | None = None
 
 
+_TARGET = re.compile(r"\['m\d+', '[0-9a-f]+', 0, \d+, \d+\.\d+, (True|False), \d+\.\d+\]")
+
 #: The parts that are lists, and what is in each place: an exchange of two places is seen.
 LISTS = {
-    "joins": (Joins, re.compile(r"\['m\d+', '[0-9a-f]+', 0, \d+, \d+\.\d+, (True|False)\]")),
+    "joins": (Target, _TARGET),
     "waits": (Waits, re.compile(r"\['[^']*:[^']*', \d+\]")),
-    "leader": (Leader, re.compile(r"\['[0-9a-f]+', '[0-9a-f]{32}', \d+\.\d+, (None|\['shop.*\])\]")),
+    "leader": (Target, _TARGET),
     "queue": (
         QueueLock,
         re.compile(
@@ -326,11 +316,6 @@ def fence_key(lock: str, *, is_plain: bool = False) -> str:
 def tombstone_key(name: str, owner: str) -> str:
     """The key that says that an owner of a lock outside of tasks is over."""
     return keyspace.tombstone_key(keyspace.plain_key(name), owner)
-
-
-def names_run(lock: str) -> str:
-    """How keys begin where messages with this lock say which run they are, for their followers."""
-    return of_lock(lock, "done:runs:")
 
 
 def is_of_beat(key: str) -> bool:

@@ -378,7 +378,8 @@ class Parked:
         newest, answers = self.world.newest, self.world.answers
         is_to_end = newest is not None and newest.has_come(copy.key, now - long)  # It is woken to end.
         is_to_end = is_to_end or (answers is not None and answers.is_behind_another(copy.request))
-        is_to_end = is_to_end or self._is_said_to_run(copy.key, now - long)
+        queued = self.world.senders_queue
+        is_to_end = is_to_end or (queued is not None and queued.went_on(copy.key, now - long))
         if is_to_end or trouble.was_there(self.world, now - AFTERMATH):
             return
         since = max(since, self._left_at.get(copy.key, 0.0))
@@ -393,16 +394,6 @@ class Parked:
         seconds = self._for_nothing.pop(copy, None)
         what = copy.key, copy.request.id, seconds
         self.run.must(seconds is None, "{}: message {} begins, and nothing was freed for {:.1f} s", *what)
-
-    def _is_said_to_run(self, key: str, since: float) -> bool:
-        """Whether a message without this lock has said since then, for its followers, which run it is: it wakes one of
-        them, whoever has the lock. So does a copy that was delivered again after the first one had freed the lock.
-        """
-        (server,) = self.world.servers
-        late = self.run.now - server.clock()
-        says = inside.names_run(key)
-        records = [(value, end) for name, value, end in server.living() if name.startswith(says)]
-        return any(end / 1000 + late - inside.record_of(value).seconds >= since for value, end in records)
 
     def _has_room(self, worker: Any) -> bool:
         return inside.has_free_slot(worker.process.package, worker)

@@ -578,6 +578,13 @@ class Queued:
     def claim_of(self, task_id: str) -> Claim | None:
         return next((claim for claim in self.claims.values() if claim.task_id == task_id), None)
 
+    def went_on(self, key: str, since: float) -> bool:
+        """Whether a message that brought this lock has begun or ended since then. If it does not have the lock any
+        more, it wakes one of its followers, whoever has it; so does a copy that comes after the first one has freed it.
+        """
+        moments = [(it.begun_at, it.over_at, it.died_at) for it in self.claims.values() if it.lock.key == key]
+        return any(at is not None and at >= since for each in moments for at in each)
+
     def _may_last(self, over: float, at: float) -> bool:
         """Whether the lock of a message that ended then may still be held."""
         return at - over <= AT_ONCE + self._more

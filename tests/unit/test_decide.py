@@ -73,10 +73,19 @@ def test_call_by_apply_cannot_wait(policy: str) -> None:
     assert _policy(message(), policy, is_eager=True) == "raise"
 
 
-def _policy(met: Message, policy: Any, *, acks_late: bool = False, is_eager: bool = False) -> str:
+def _policy(
+    met: Message, policy: Any, *, acks_late: bool = False, is_eager: bool = False, has_replaced: bool = False
+) -> str:
     options: Any = SimpleNamespace(on_conflict=policy, conflict_retries=2)
-    chosen = policy if decide.may_be_refused(met, options, acks_late=acks_late) else "retry"
-    return decide.policy_for(met, options, chosen, acks_late=acks_late, is_eager=is_eager)
+    waits = decide.must_not_be_refused(met, acks_late=acks_late, has_replaced=has_replaced)
+    chosen = policy if decide.may_be_refused(met, options, waits=waits) else "retry"
+    return decide.policy_for(met, options, chosen, waits=waits, is_eager=is_eager)
+
+
+@pytest.mark.parametrize("conflicts", [0, 9])
+@pytest.mark.parametrize(("policy", "becomes"), [("skip", "retry"), ("raise", "retry"), ("join", "join")])
+def test_message_that_has_replaced_another_waits(policy: str, becomes: str, conflicts: int) -> None:
+    assert _policy(message(conflicts=conflicts), policy, has_replaced=True) == becomes
 
 
 CONFLICT = LockConflict("the key", "the other id")

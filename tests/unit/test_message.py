@@ -15,23 +15,19 @@ from celery.app.task import Context
 from celery.app.trace import build_tracer
 
 import celery_singleton_lock
-from celery_singleton_lock.task.message import HEADER, NO_NOTE, Message, Note, Waits
-from celery_singleton_lock.task.targets import Joined
+from celery_singleton_lock.task.message import HEADER, NO_NOTE, Message, Note, Target, Waits, sending_in
 from tests.unit.deliveries import bound, request_of
 
 OURS = {"id": "the id", "sent": "a" * 32}
-JOINED = Joined("another", "a sending", 0, 0, 7.0)
+JOINED = Target("another", "a sending", 0, 0, 7.0)
 LOCK = Waits("singleton:lock:{key}", 1)
 
 #: The modules of `task/` for messages that wait, that are sent with a lock, or whose body does not run.
 SPECIAL = {
-    "following",
-    "joining",
     "queue_lock",
-    "queued",
     "conclude",
-    "replacing",
     "requeue",
+    "sharing",
 }
 
 
@@ -89,13 +85,21 @@ def test_what_others_wrote_counts_as_nothing(nonsense: object) -> None:
 
 
 def test_names_of_sendings_differ_by_each_part_of_their_message() -> None:
-    def sending(**parts: Any) -> str:
-        return Message.of(Context({"id": "the id", HEADER: OURS, **parts})).sending
+    """A message that was sent without this package has no random part."""
 
-    chain, random = [{"options": {"task_id": "next"}}], {HEADER: {**OURS, "sent": "b" * 32}}
+    def sending(**parts: Any) -> str:
+        return Message.of(Context({"id": "the id", **parts})).sending
+
+    chain, random = [{"options": {"task_id": "next"}}], {HEADER: OURS}
     made = [sending(), sending(root_id="r"), sending(parent_id="p"), sending(chain=chain), sending(**random)]
     assert len({*made}) == len(made)
     assert sending(root_id="the id") == sending(parent_id="the id") == sending()
+
+
+def test_sender_knows_the_name_of_a_sending() -> None:
+    for header in OURS, {**OURS, "sent": "b" * 32}, {**OURS, "replaced": "c" * 32}:
+        request = Context({"id": "the id", "root_id": "r", "parent_id": "p", HEADER: header})
+        assert Message.of(request).sending == sending_in(header)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from kombu.exceptions import OperationalError
 from celery_singleton_lock import DuplicateResult, InvalidOption, LockSuperseded
 from tests.bench import Bench, raises
 from tests.inside import at_question
+from tests.patience import LIMIT
 
 #: More questions than a sender asks the lock server.
 QUESTIONS = 7
@@ -59,6 +61,33 @@ def test_message_that_has_started_is_not_superseded(bench: Bench) -> None:
     first = bench.send(task)
     assert bench.deliver(first) == "ran"
     assert bench.deliver(newer[0]) == "ran"
+
+
+@pytest.mark.parametrize("has_its_id", [True, False])
+@pytest.mark.parametrize("policy", ["skip", "raise", "reject", "retry", "join", "rerun"])
+@pytest.mark.parametrize("number", range(1, QUESTIONS))
+def test_one_runs_if_the_newest_comes_at_any_moment_of_the_older_one(
+    bench: Bench, policy: str, number: int, has_its_id: bool
+) -> None:
+    """The older one may have the lock of its run by then, and end without a run."""
+    task = bench.task(lock_scope="until_and_while_executing", on_duplicate="replace", on_conflict=policy)
+    older = bench.send(task)
+
+    def send_another() -> None:
+        bench.deliver(bench.send(task, task_id=older.id if has_its_id else None))
+
+    def elsewhere() -> None:
+        other = Thread(target=send_another)  # Otherwise, the older one would be its parent, which it does not join.
+        other.start()
+        other.join()
+
+    with at_question(bench.app, number, elsewhere, "after"):
+        bench.deliver(older)
+    while copies := bench.queued():
+        for copy in copies:
+            bench.deliver(copy)
+    assert bench.runs
+    assert bench.app.AsyncResult(bench.runs[-1]).get(timeout=LIMIT) == "ran"
 
 
 def test_two_sends_of_one_id_are_two_messages(bench: Bench) -> None:

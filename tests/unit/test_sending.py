@@ -213,12 +213,6 @@ class TestCanvas:
             assert bench.deliver(message) == "ran"
         assert len(bench.runs) == 2
 
-    def test_id_of_the_message_that_has_the_lock_is_not_found_in_others(self, bench: Bench) -> None:
-        """Who searches a queue for a message finds that one alone."""
-        task = queued(bench)
-        first, part = bench.send(task), bench.send(task, link=bench.task().si())
-        assert first.id not in str(part)
-
     def test_part_with_an_option_of_another_package_goes_on(
         self, bench: Bench, caplog: pytest.LogCaptureFixture
     ) -> None:

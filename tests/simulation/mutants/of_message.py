@@ -8,7 +8,7 @@ from tests.simulation.mutants.mutant import Mutant
 
 _original = partial(Mutant, file="task/putback.py")
 _requeue = partial(Mutant, file="task/requeue.py")
-_joining = partial(Mutant, file="task/joining.py", kind="joined")
+_joining = partial(Mutant, file="task/sharing.py", kind="joined")
 
 MUTANTS = (
     _original(
@@ -66,7 +66,7 @@ MUTANTS = (
     ),
     _joining(
         "a lock that is kept for a retry does not say that the retry has begun",
-        file="task/targets.py",
+        file="task/message.py",
         old="since = holder.since if holder.pid or holder.is_nobody else 0.0",
         new="since = holder.since",
     ),

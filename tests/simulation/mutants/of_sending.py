@@ -8,7 +8,7 @@ from tests.simulation.mutants.mutant import Mutant
 
 _sending = partial(Mutant, file="task/sending.py", kind="sent")
 _lock = partial(Mutant, file="task/queue_lock.py", kind="sent")
-_queued = partial(Mutant, file="task/queued.py", kind="sent")
+_queued = partial(Mutant, file="task/queue_lock.py", kind="sent")
 _request = partial(Mutant, file="worker/request.py", kind="sent")
 
 MUTANTS = (

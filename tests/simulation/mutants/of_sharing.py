@@ -6,8 +6,8 @@ from functools import partial
 
 from tests.simulation.mutants.mutant import Mutant
 
-_joining = partial(Mutant, file="task/joining.py", kind="joined")
-_following = partial(Mutant, file="task/following.py", kind="follows")
+_joining = partial(Mutant, file="task/sharing.py", kind="joined")
+_following = partial(Mutant, file="task/sharing.py", kind="follows")
 _order = partial(Mutant, file="stores/redis/scripts/lock/newest.lua", kind="newest")
 _acquire = partial(Mutant, file="stores/redis/scripts/lock/acquire.lua", kind="newest")
 _newest = partial(Mutant, file="task/decide.py", kind="newest")
@@ -16,8 +16,7 @@ _run = partial(Mutant, file="task/run.py", kind="newest")
 MUTANTS = (
     _joining(
         "one of the joined messages runs when the holder dies",
-        old="        it.runtime.store.remember(self._key, Record(self._name_of_heir(self.joined), "
-        "head + own.encode(), seconds))\n",
+        old="        it.runtime.store.remember(self._key, ends.notice(name, own, it.runtime.settings.done_ttl))\n",
         new="",
     ),
     _joining(
@@ -37,8 +36,9 @@ MUTANTS = (
     ),
     _joining(
         "no message ends as a run that had ended before it joined",
-        old=':{joined.since:.6f}"',
-        new='"',
+        file="task/message.py",
+        old=':{self.since:.6f}")',
+        new='")',
     ),
     _joining(
         "no message ends as one whose process has died",
@@ -52,14 +52,14 @@ MUTANTS = (
     ),
     _following(
         "a follower waits until its leader has ended",
-        old="            if any(held.holder and held.holder.sending == run.joined.sending for held in "
-        "self._held(run.key)):\n"
-        "                return NotYet(key=run.key)\n",
+        old="            if any(held.holder and held.holder.sending == self._leader.sending for held in "
+        "self._held(key)):\n"
+        "                return NotYet(key=key)\n",
         new="",
     ),
     _following(
         "no duplicate is sent beside a follower that runs in its leader's place",
-        old="        met = self._brought.lead(self._execution.holder.label)\n        if isinstance(met, Held) and",
+        old="        met = self._brought.lead(self._execution.holder)\n        if isinstance(met, Held) and",
         new="        met = None\n        if met is not None and",
     ),
     _acquire(
