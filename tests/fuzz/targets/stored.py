@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, generate_latest
 
 from celery_singleton_lock import SingletonTask, cli, clock
-from celery_singleton_lock.cli.layout import locks_table
+from celery_singleton_lock.cli.listing import locks_table
 from celery_singleton_lock.contrib.prometheus import LockCollector
 from celery_singleton_lock.diagnosis import verdict
 from celery_singleton_lock.diagnosis.held import HeldLock
