@@ -1,6 +1,6 @@
 """`python -m benchmarks.beat_race`: several ways to run beat twice, in the same storm; the table of docs/beat.md.
 
-tests/storm/beats.py has the events: beats are killed, stopped and resumed, or shut down, and the lock server
+beat_weather.py has the events: beats are killed, stopped and resumed, or shut down, and the lock server
 restarts. A supervisor restarts beats that have ended.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.storm.beats import SCHEDULE, TTL, weather
+from benchmarks.beat_weather import SCHEDULE, TTL, weather
 
 #: How many beats, with which scheduler and which settings.
 CONTESTANTS: Mapping[str, tuple[int, str, Mapping[str, Any]]] = {

@@ -10,6 +10,7 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
 from tests.books import StoreWithBooks
 from tests.contract import inside
+from tests.contract.inside import patient_nodes
 from tests.patience import until
 from tests.redis_server import RedisServer
 
@@ -17,9 +18,10 @@ from tests.redis_server import RedisServer
 @contextmanager
 def opened(server: RedisServer, databases: int) -> Iterator[Store]:
     """A store on several databases of one server, which are as independent as servers as far as these promises go."""
-    store = open_url(";".join(map(server.url_of, range(databases))), {"restart_delay": False})
-    yield store
-    store.close()
+    with patient_nodes():
+        store = open_url(";".join(map(server.url_of, range(databases))), {"restart_delay": False})
+        yield store
+        store.close()
     # What is told later would be met by the next test.
     until(lambda: inside.is_settled(store), "it has told the server everything")
     server.flush()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from redis import ConnectionPool, Redis
@@ -463,3 +464,15 @@ class Process:
                 clock.sleep(0.02)
             with suppress(BlockingIOError):
                 os.read(self._reader, 100)
+
+
+@contextmanager
+def patient_nodes() -> Iterator[None]:
+    """The nodes of a Redlock have a minute for an answer: on a busy machine, half a second is over before it is read,
+    and the next try asks as another owner.
+    """
+    with ExitStack() as patched:
+        for module in ("nodes", "redlock"):
+            patched.enter_context(patch(f"celery_singleton_lock.stores.redis.{module}.MAX_ANSWER", LIMIT))
+        patched.enter_context(patch("celery_singleton_lock.stores.redis.redlock._patience", lambda ttl: LIMIT))
+        yield

@@ -197,10 +197,9 @@ def test_histories(kind: str, redis_server: RedisServer) -> None:
     if kind == "redlock":
         Histories_.most = 1
         Histories_.wipe = staticmethod(lambda: wipe(redis_server))
-    run_state_machine_as_test(
-        Histories_,
-        settings=settings(max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[*HealthCheck]),
-    )
+    many = settings(max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[*HealthCheck])
+    with inside.patient_nodes():
+        run_state_machine_as_test(Histories_, settings=many)
     redis_server.flush()
 
 

@@ -188,15 +188,6 @@ def rerunning_late(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
 
 
-@app.task(bind=True, base=Exclusive, on_conflict="rerun")
-def rerunning_retried(self: Any, job: str, seconds: float = 0.05) -> str:
-    """Retries itself once after it has run."""
-    _work(self, job, seconds)
-    if self.request.retries == 0:
-        raise self.retry(countdown=0)
-    return job
-
-
 @app.task(bind=True, base=Exclusive, on_conflict="replace")
 def replacing(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)

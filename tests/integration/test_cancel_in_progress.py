@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from billiard.exceptions import WorkerLostError
-from celery import chain
 from celery.result import AsyncResult
 from celery.utils import uuid
 
@@ -112,22 +111,6 @@ class TestAtOnce:
             assert is_superseded_by(older, newer)
         assert ran(shop) == [*((result.id, "aborted") for result in results), (newest.id, "done")]
 
-    def test_many_come_at_once(self, shop: Shop) -> None:
-        shop.start("one", "two", concurrency=4)
-        holder = running(shop)
-        results = [send(shop, "replacing", LONG) for _ in range(30)]
-        shop.record.let_end("other")
-        until(lambda: sum(result.ready() for result in results) == 29)
-        (last,) = [result for result in results if not result.ready()]
-        assert {result.state for result in results if result is not last} == {"REVOKED"}
-        assert is_superseded_by(holder, holder) is False
-        until(lambda: ran(shop)[-1] == (last.id, "open"))
-        shop.record.let_end("report")
-        assert last.get(timeout=LIMIT) == "report"
-        *stopped, (ended, outcome) = ran(shop)
-        assert (ended, outcome) == (last.id, "done")
-        assert {outcome for _, outcome in stopped} == {"aborted"}
-
     @pytest.mark.slow
     @pytest.mark.parametrize("task", ["replacing", "replacing_late"])
     def test_flood_of_runs_of_all_lengths(self, brief: Shop, task: str) -> None:
@@ -151,22 +134,6 @@ class TestAtOnce:
         assert overlaps(runs) == []
         done = {run.task_id for run in runs if run.outcome == "done"}
         assert {id for id, state in states.items() if state == "SUCCESS"} <= done
-
-    def test_newest_that_waits_in_its_slot(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        holder = running(shop)
-        newest = shop.send("replacing", "report", singleton_lock={**REPLACE, "wait": 60.0})
-        assert newest.get(timeout=LIMIT) == "report"
-        assert is_superseded_by(holder, newest)
-
-    def test_lock_that_is_kept_for_the_retry_of_an_older_message(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        older = send(shop, "retaining", 3600.0)
-        until(lambda: "Retry in" in shop.log)
-        newest = send(shop, "retaining", 3600.0)
-        until(lambda: shop.log.count("Retry in") == 2)
-        runs = shop.record.runs("report")
-        assert [run.task_id for run in runs] == [older.id, newest.id]
 
     @pytest.mark.parametrize("group", [SENTINELS, CLUSTER], indirect=True)
     def test_servers(
@@ -228,22 +195,6 @@ class TestAtARenewal:
                 holder.get(timeout=LIMIT)
         assert [run.task_id for run in brief.record.runs("report")] == [holder.id, newest.id]
 
-    @pytest.mark.slow
-    def test_holder_that_has_stopped_may_take_time_to_store_its_end(
-        self, redis_server: RedisServer, shop_on: Callable[..., Shop]
-    ) -> None:
-        """For more renewals than a holder that does not stop is left alone."""
-        shop = shop_on(redis_server, singleton_lock_ttl=2 * BRIEF)
-        shop.start("one", "two")
-        holder = running(shop, task_id=f"slow-to-end-{uuid()}")
-        (run,) = shop.record.runs("report")
-        os.kill(run.pid, signal.SIGSTOP)
-        newest = send(shop, "replacing")
-        until(lambda: newest.id in shop.refused("replace"))
-        shop.wait_for_renewals(1)  # The main process knows that it is to stop.
-        os.kill(run.pid, signal.SIGCONT)
-        assert is_superseded_by(holder, newest)
-
     def test_worker_that_is_killed_before_it_stops_its_task(self, redis_server: RedisServer, shop_on: Any) -> None:
         shop = shop_on(redis_server, singleton_lock_ttl=12.0, broker_transport_options=FORGETFUL)
         (killed,) = shop.start("killed", arguments=("-Q", "held"))
@@ -270,19 +221,6 @@ class TestNotStopped:
         shop.record.let_end("report")
         assert holder.get(timeout=LIMIT) == newest.get(timeout=LIMIT) == "report"
         assert ran(shop) == [(holder.id, "done"), (newest.id, "done")]
-
-
-class TestNobodyWaitsForever:
-    def test_rest_of_the_chain(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        signature = shop.sign("replacing", "report", LONG).set(headers={"singleton_lock": REPLACE})
-        older = chain(signature, shop.sign("mark")).apply_async()
-        shop.record.wait_for(starts=1)
-        newest = send(shop, "replacing")
-        assert is_superseded_by(older.parent, newest)
-        until(lambda: older.state == "REVOKED")
-        assert newest.get(timeout=LIMIT) == "report"
-        assert shop.record.runs("mark") == []
 
 
 def test_lock_that_was_taken_for_the_message_ends_with_it(

@@ -45,7 +45,7 @@ def test_quickstart(environment: dict[str, str], tmp_path: Path) -> None:
     program = (
         "from examples.quickstart.tasks import rebuild_report as task\n"
         "first, second, other = task.delay(7), task.delay(7), task.delay(8)\n"
-        "print(other.get(timeout=30), [copy.get(timeout=30, propagate=False) for copy in (first, second)])\n"
+        "print(other.get(timeout=180), [copy.get(timeout=180, propagate=False) for copy in (first, second)])\n"
         "print(sorted([first.state, second.state]))\n"
     )
     with celery("examples.quickstart.tasks", "worker", "-c", "3", environment=environment, log=tmp_path / "worker.log"):

@@ -74,16 +74,6 @@ class TestPlaces:
         assert found in ids
         assert runs(shop) == 1
 
-    def test_part_of_a_group_follows_a_running_message(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop, concurrency=2)
-        job = tasks.who["until_executed"]
-        first = running(shop, job)
-        result = group(job.si("report"), job.si("report"), tasks.while_executing.si("other")).apply_async()
-        until_followed(shop, 2)
-        ends_all(shop)
-        assert value(result) == [first.id, first.id, "other"]
-        assert runs(shop) == 1
-
     @pytest.mark.parametrize("place", ["first", "middle", "last"])
     @pytest.mark.parametrize("scope", QUEUED)
     def test_step_of_a_chain(self, shop: Shop, tasks: SimpleNamespace, scope: str, place: str) -> None:
@@ -111,18 +101,6 @@ class TestPlaces:
         assert value(result) == [first.id, first.id, "other"]
         assert runs(shop) == 1
 
-    @pytest.mark.parametrize("scope", QUEUED)
-    def test_body_of_a_chord(self, shop: Shop, tasks: SimpleNamespace, scope: str) -> None:
-        job = tasks.who[scope]
-        first = job.apply_async(("report",), queue="another")
-        start(shop, concurrency=2)
-        parts = [tasks.while_executing.si("one"), tasks.while_executing.si("other")]
-        result = chord(parts, job.si("report")).apply_async()
-        until_followed(shop)
-        come(shop)
-        assert value(result) == first.id
-        assert runs(shop) == 1
-
     @pytest.mark.parametrize("how", ["link", "link_error"])
     def test_call_with_callbacks(self, shop: Shop, tasks: SimpleNamespace, how: str) -> None:
         start(shop, concurrency=2)
@@ -136,17 +114,6 @@ class TestPlaces:
         assert second.get(timeout=LIMIT, propagate=False) is not None
         shop.record.wait_for(starts=1, job="echo")
         assert second.state == first.state
-        assert runs(shop) == 1
-
-    def test_callback(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop, concurrency=2)
-        job = tasks.who["until_executed"]
-        first = running(shop, job)
-        callback = job.si("report").set(task_id="the callback")
-        tasks.while_executing.apply_async(("other",), link=callback)
-        until_followed(shop)
-        ends_all(shop)
-        assert value(AsyncResult("the callback", app=shop.app)) == first.id
         assert runs(shop) == 1
 
     def test_chunks_take_no_lock_as_they_are_sent(self, shop: Shop, tasks: SimpleNamespace) -> None:
@@ -190,18 +157,6 @@ class TestLeaderIsGone:
         assert first.id not in found
         until_can_be_sent(shop)
 
-    def test_revoked(self, shop: Shop, tasks: SimpleNamespace, job: Any) -> None:
-        first = job.apply_async(("report",), queue="another")
-        start(shop, "one", "two")
-        result = group(job.si("report", 0.5) for _ in range(3)).apply_async()
-        until_followed(shop, 3)
-        shop.app.control.revoke(first.id)
-        until(lambda: shop.log.count(f"flagged as revoked: {first.id}") == 2)
-        come(shop)
-        assert len(set(value(result))) == runs(shop) == 1
-        until(lambda: first.state == "REVOKED")
-        until_can_be_sent(shop)
-
     def test_killed_as_it_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop, "one", "two", concurrency=2)
         job = tasks.who["until_executed"]
@@ -217,26 +172,8 @@ class TestLeaderIsGone:
         assert overlaps(shop.record.runs("report", killed_at=killed_at)) == []
         until_can_be_sent(shop)
 
-    def test_its_record_is_gone_too(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        job = tasks.who["until_executed"]
-        first = job.apply_async(("report",), queue="another")
-        result = chain(job.si("report"), tasks.echo.s()).apply_async()
-        start(shop, "one", arguments=("-Q", "another"))
-        value(first)
-        first.forget()
-        delete(shop, *(key for key in shop.keys() if ":done:" in key))  # noqa: SIM118 - no dictionary
-        start(shop, "two")
-        assert value(result) != first.id
-        assert runs(shop) == 2
-
 
 class TestFollower:
-    def test_next_step_of_a_chain_does_not_follow(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop, concurrency=2)
-        job = tasks.who["until_executed"]
-        value(chain(job.si("report"), job.si("report"), job.si("report")).apply_async())
-        assert runs(shop) == 3
-
     def test_expires(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop, concurrency=2)
         job = tasks.who["until_executed"]
@@ -245,18 +182,6 @@ class TestFollower:
         until(lambda: result.parent.state == "REVOKED")
         ends_all(shop)
         assert value(first) == first.id
-        until_can_be_sent(shop)
-
-    def test_is_revoked(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop, concurrency=2)
-        job = tasks.who["until_executed"]
-        first = running(shop, job)
-        result = group(job.si("report"), job.si("report")).apply_async()
-        until_followed(shop, 2)
-        shop.app.control.revoke(result.results[0].id)
-        ends_all(shop)
-        assert value(result.results[1]) == first.id
-        until(lambda: result.results[0].state == "REVOKED")
         until_can_be_sent(shop)
 
     def test_takes_no_slot(self, shop: Shop, tasks: SimpleNamespace) -> None:

@@ -7,22 +7,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from celery import Celery
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
 from celery_singleton_lock import SingletonTask, cleaned
-from celery_singleton_lock.cli.listing import locks_table
 from celery_singleton_lock.contrib.prometheus import LockCollector
-from celery_singleton_lock.diagnosis import peers
-from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal import counts as metrics
-from celery_singleton_lock.keys.key import key_of_text
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import open_url
@@ -40,12 +33,6 @@ PREFIX = "singleton_lock"
 
 #: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.
 TTL = 60.0
-
-anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=8,
-)
 
 
 @pytest.fixture
@@ -193,94 +180,7 @@ class TestMemory:
         runtime.store.close()
 
 
-#: The types that a key may have, each with a function that writes it.
-KINDS: dict[str, Callable[[Any, bytes, bytes], Any]] = {
-    "string": lambda client, key, junk: client.set(key, junk, ex=600),
-    "list": lambda client, key, junk: client.rpush(key, junk, junk),
-    "hash": lambda client, key, junk: client.hset(key, mapping={junk: junk, b"x": junk}),
-    "set": lambda client, key, junk: client.sadd(key, junk),
-    "zset": lambda client, key, junk: client.zadd(key, {junk: 1.0}),
-    "stream": lambda client, key, junk: client.xadd(key, {junk: junk}),
-}
-
-junk = st.binary(max_size=300) | anything.map(lambda value: json.dumps(value).encode())
-
-#: An owner and what comes after it.
-values = junk.map(lambda content: b"0" * 32 + content) | junk
-
-
 class TestRedis:
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
-    @given(
-        st.lists(
-            st.tuples(
-                st.sampled_from(["run", "run:" + "9" * 5000, "fence", "waiting", "wake", "done:x:0.0"]),
-                st.sampled_from(sorted(KINDS)),
-                values,
-            ),
-            max_size=6,
-        )
-    )
-    @example([("run", "string", b"0" * 32 + b"[" * 100_000)])
-    @example([("run", "string", b"0" * 32 + b"[1e999,1e999,1e999,1e999,1e999,1e999,1e999,1e999,1e999]")])
-    @example([("run", "string", b"0" * 32 + b'["a",7,8,9,"c",1,2,3,4]'), ("waiting", "list", b"")])
-    def test_other_locks_are_listed_despite_any_foreign_value(
-        self, redis_server: RedisServer, store: RedisStore, written: list[tuple[str, str, bytes]]
-    ) -> None:
-        key = key_of_text(PREFIX, "ours", "x")
-        strange = key_of_text(PREFIX, "strange", "x")
-        with redis_server.client(2) as client:
-            client.flushdb()
-            lease = store.acquire(LockRequest(key, new_owner(), ttl=60.0, holder=Holder("id", node="n", pid=1)))
-            assert isinstance(lease, Lease)
-            for part, kind, content in written:
-                place = f"{strange}:{part}".encode()
-                client.delete(place)
-                KINDS[kind](client, place, content)
-            found = list(store.all_held(PREFIX))
-            assert key in [name for name, _ in found]
-            for name, held in found:
-                lock = HeldLock.of(name, held)
-                assert locks_table([lock], keys=True).replace("\n", "").isprintable()
-                json.dumps(lock.fields(), allow_nan=False)
-            if not any(part.startswith("run") and kind != "string" for part, kind, _ in written):
-                store.inspect(strange)
-            client.flushdb()
-
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
-    @given(
-        st.lists(
-            st.tuples(
-                st.sampled_from(["counts", "entries", "refused"]),
-                st.sampled_from(sorted(KINDS)),
-                junk,
-            ),
-            max_size=5,
-        )
-    )
-    @example([("counts", "hash", b"9" * 5000), ("refused", "hash", b"--5")])
-    def test_the_journal_works_despite_any_foreign_value(
-        self, redis_server: RedisServer, store: RedisStore, written: list[tuple[str, str, bytes]]
-    ) -> None:
-        from tests.contract.test_journal import NOW, refusal, run
-
-        with redis_server.client(2) as client:
-            client.flushdb()
-            for part, kind, content in written:
-                place = f"{PREFIX}:{{journal}}:{part}".encode()
-                client.delete(place)
-                KINDS[kind](client, place, content)
-            journal = store.journal(PREFIX, size=100)
-            journal.counts(), journal.refused(), list(journal.entries(since=0.0))
-            before = journal.counts()
-            in_a_row = journal.write({"a": 1, "b": 2}, [run(-2, -1), refusal()], now=NOW)
-            assert in_a_row[0] == 0
-            assert in_a_row[1] >= 1
-            after = journal.counts()
-            assert (after["a"], after["b"]) == (before.get("a", 0) + 1, before.get("b", 0) + 2)
-            assert len(list(journal.entries(since=0.0))) >= 2
-            client.flushdb()
-
     def test_escape_sequences_in_redis_do_not_reach_a_terminal(self, shop: Shop) -> None:
         with shop.locks() as client:
             value = new_owner() + json.dumps([EVIL, EVIL, 0, EVIL, 1, 1.0, 0, EVIL, 30.0])
@@ -304,21 +204,3 @@ class TestRedis:
         app.conf.update(shop.conf)
         registry.register(LockCollector.of(app))
         assert 'singleton_lock_held_now{lock="job"} 1.0' in generate_latest(registry).decode()
-
-
-class TestOthers:
-    @given(
-        anything | st.dictionaries(st.sampled_from(["version", "enabled", "backend", "prefix"]), anything, min_size=4)
-    )
-    def test_any_answer_of_a_worker_can_be_judged(self, told: object) -> None:
-        own = {"version": "1", "enabled": True, "backend": "redis://h", "prefix": "p"}
-        setup = peers._known(told)
-        peer = peers.Peer("n", frozenset({"t"}), frozenset(), setup)
-        for finding in peers.of_peer(peer, frozenset({"t"}), own):
-            assert len(finding.text) < 2000
-            assert cleaned.printable(finding.text).isprintable()
-
-    @given(st.lists(anything))
-    def test_any_list_of_tasks_can_be_sorted_out(self, told: list[Any]) -> None:
-        for names in peers._sorted_out(told):
-            assert all(len(name.encode()) <= cleaned.MAX_BYTES for name in names)

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from celery import chain, chord, group
+from celery import chain
 from celery.result import AsyncResult
 
 from celery_singleton_lock import LockLost, clock
-from celery_singleton_lock.stores.base import Record
-from celery_singleton_lock.task.ends import read
 from tests.integration.conftest import FORGETFUL, LONG, Shop, kill_child, redelivering, until
 from tests.integration.standing import Staff
 from tests.patience import LIMIT
@@ -41,13 +39,6 @@ def holder(shop: Shop, task: str = "exclusive", *args: Any, **options: Any) -> A
     result = shop.send(task, "report", *(args or (LONG,)), headers=JOIN, **options)
     shop.record.wait_for(starts=1, job="report")
     return result
-
-
-def is_settled(shop: Shop) -> bool:
-    """Whether a record says that all was sent."""
-    with shop.locks() as client:
-        records = [client.get(key) for key in shop.keys() if ":done:" in key]  # noqa: SIM118 - no dictionary
-    return any(read(Record("", found, 0.0))[0].settled for found in records if found)
 
 
 def until_joined(shop: Shop, copies: int) -> None:
@@ -146,16 +137,6 @@ class TestHolderDies:
         assert [copy.get(timeout=LIMIT) for copy in copies] == ["report"] * 3
         assert len({run.task_id for run in shop.record.runs("report")}) == 2
 
-    def test_time_limit_is_an_end(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        first = holder(shop, time_limit=6)
-        copies = [join(shop, "exclusive", "report", LONG) for _ in range(3)]
-        until_joined(shop, 3)
-        for copy in [first, *copies]:
-            with pytest.raises(Exception, match="TimeLimitExceeded"):
-                copy.get(timeout=LIMIT)
-        assert len({run.task_id for run in shop.record.runs("report")}) == 1
-
 
 class TestOperator:
     """`celery control release_lock` takes the lock from the holder, which is stopped, or goes on (`on_lock_lost`)."""
@@ -188,17 +169,6 @@ class TestOperator:
         assert overlaps(runs) == []
         assert len(runs) == 2
 
-    def test_calls_end_as_a_holder_that_goes_on(self, shop: Shop) -> None:
-        shop.start("one", "two", concurrency=3)
-        first = holder(shop, "warned", LONG)
-        before = [join(shop, "warned", "report") for _ in range(3)]
-        until_joined(shop, 3)
-        self.release(shop)
-        after = join(shop, "warned", "report")
-        until_joined(shop, 4)
-        shop.record.let_end("report")
-        assert [call.get(timeout=LIMIT) for call in [first, *before, after]] == ["report"] * 5
-
 
 class TestJoinedCopy:
     def test_chain_and_callbacks_go_on(self, shop: Shop) -> None:
@@ -211,15 +181,6 @@ class TestJoinedCopy:
         shop.record.let_end("report")
         assert result.get(timeout=LIMIT) == first.get(timeout=LIMIT) == "report"
         shop.record.wait_for(starts=1, job="mark")
-        assert len(shop.record.runs("report")) == 1
-
-    def test_chord_with_equal_parts(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        header = group([signed(shop, "exclusive", "report", LONG) for _ in range(4)], app=shop.app)
-        result = chord(header, shop.sign("echo"), app=shop.app)()
-        until_joined(shop, 3)
-        shop.record.let_end("report")
-        assert result.get(timeout=LIMIT) == ["report"] * 4
         assert len(shop.record.runs("report")) == 1
 
     def test_is_delivered_again(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:

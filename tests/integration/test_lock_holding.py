@@ -355,7 +355,6 @@ class TestClients:
         gc.collect()
         assert [pool() for pool in pools] == [clients[0].connection_pool, None, None]
 
-    @pytest.mark.timeout(60)
     def test_handler_of_a_signal_takes_a_lock_while_the_first_one_is_made(self, own_redis: RedisServer) -> None:
         taken, is_inside = [0], [False]
 

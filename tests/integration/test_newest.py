@@ -108,15 +108,6 @@ class TestNothingIsLost:
         assert newest.get(timeout=LIMIT) == "report"
         assert is_superseded_by(older, newest)
 
-    def test_holder_that_is_killed_and_delivered_again_runs_when_no_other_came(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        holder = shop.send("rerunning_late", "report", LONG)
-        (run,) = shop.record.wait_for(starts=1)
-        shop.record.let_end("report")
-        kill_child(run)
-        assert holder.get(timeout=LIMIT) == "report"
-        assert len(shop.record.runs("report")) == 2
-
     def test_worker_with_the_newest_is_killed(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
         """Acknowledged late: a message that was just woken, to end or to ask again, is not lost with its worker."""
         shop = shop_on(redis_server, singleton_lock_ttl=TTL, broker_transport_options=FORGETFUL)
@@ -149,17 +140,6 @@ class TestNothingIsLost:
         assert others[-1].state == "SUCCESS"
         first, *_, last = ran(shop)
         assert (first, last) == (holder.id, others[-1].id)
-
-    def test_holder_retries_itself(self, shop: Shop) -> None:
-        """Its next attempt is older than the message that came meanwhile."""
-        shop.start("one", "two")
-        holder = shop.send("rerunning_retried", "report", LONG)
-        shop.record.wait_for(starts=1)
-        newest = waiting(shop, "rerunning_retried")
-        shop.record.let_end("report")
-        assert newest.get(timeout=LIMIT) == "report"
-        assert is_superseded_by(holder, newest)
-        assert ran(shop) == [holder.id, newest.id, newest.id]
 
 
 class TestNobodyWaitsForever:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks import compare
+
+pytestmark = pytest.mark.slow
 
 
 def test_this_tree_yields_all_figures() -> None:

@@ -18,7 +18,7 @@ from celery.signals import before_task_publish
 
 from celery_singleton_lock import DuplicateResult, SingletonTask, clock
 from celery_singleton_lock.task.message import HEADER
-from tests.integration.conftest import LONG, POOLS, Shop, quick_first, until
+from tests.integration.conftest import LONG, Shop, quick_first, until
 from tests.integration.queued_tasks import PAUSE, define
 from tests.patience import LIMIT
 from tests.recording import overlaps
@@ -79,16 +79,6 @@ class TestScopes:
             until_can_be_sent(shop)
             assert is_sent(job.delay("report"))
 
-    def test_several_run_at_once_where_only_waiting_is_exclusive(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop, concurrency=4)
-        job = tasks.until_executing
-        results = []
-        for count in (1, 2, 3):
-            results.append(job.delay("report", LONG))
-            shop.record.wait_for(starts=count)
-        shop.record.let_end("report")
-        assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 3
-
     @pytest.mark.parametrize("scope", quick_first("until_executed", "until_executing", "until_and_while_executing"))
     def test_many_senders_at_once(self, shop: Shop, tasks: SimpleNamespace, scope: str) -> None:
         """Without workers, one message of each job is sent; with workers, as many as run."""
@@ -118,7 +108,7 @@ class TestScopes:
 class TestMessageIsOver:
     """Its lock is free, whatever ends the message."""
 
-    @pytest.mark.parametrize("name", ["failing", "rejected", "dies", "dies_rejected", "too_long", "not_begun"])
+    @pytest.mark.parametrize("name", ["rejected", "dies", "dies_rejected", "too_long", "not_begun"])
     def test_without_success(self, shop: Shop, tasks: SimpleNamespace, name: str) -> None:
         start(shop)
         result = tasks.__dict__[name].delay("report")
@@ -133,22 +123,12 @@ class TestMessageIsOver:
         until_can_be_sent(shop)
 
     @pytest.mark.parametrize("how", ["ignore", "reject"])
-    @pytest.mark.parametrize("pool", POOLS)
-    def test_in_before_start(self, shop: Shop, tasks: SimpleNamespace, pool: str, how: str) -> None:
+    def test_in_before_start(self, shop: Shop, tasks: SimpleNamespace, how: str) -> None:
         tasks.hooked.delay("report", how)
         assert len(queued(shop)) == 1
-        start(shop, pool=pool)
+        start(shop)
         until_can_be_sent(shop)
         assert shop.record.runs() == []
-
-    def test_revoked_before_it_starts(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        (worker,) = start(shop)
-        result = tasks.until_executed.apply_async(("report",), countdown=3600)
-        until(lambda: f"{result.id}] received" in worker.log)
-        shop.app.control.revoke(result.id)
-        until(lambda: "Discarding revoked" in worker.log or result.id in worker.log.partition("Tasks flagged")[2])
-        # Celery looks when the message is due; where nobody looks, the bound ends the lock.
-        assert queued(shop) != []
 
     def test_revoked_as_it_comes(self, shop: Shop, tasks: SimpleNamespace) -> None:
         (worker,) = start(shop)
@@ -223,16 +203,6 @@ class TestMessageIsOver:
         until(lambda: shorter(shop, 600))
         shop.record.let_end("report")
 
-    def test_lock_ends_with_the_process_in_which_it_waits(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop)
-        tasks.patient.delay("report", LONG)
-        shop.record.wait_for(starts=1)
-        assert is_sent(tasks.patient.delay("report"))
-        until(lambda: queued(shop) != [] and shorter(shop))
-        shop.record.let_end("report")
-        shop.record.wait_for(ends=2)
-        until_can_be_sent(shop)
-
 
 def shorter(shop: Shop, seconds: float = TTL) -> bool:
     """Whether the lock of the message lasts no longer than a lease."""
@@ -291,9 +261,8 @@ class TestMessageGoesOn:
     """Its lock stays held."""
 
     @pytest.mark.parametrize("how", ["retry", "retry for a cause"])
-    @pytest.mark.parametrize("pool", POOLS)
-    def test_by_a_retry_in_before_start(self, shop: Shop, tasks: SimpleNamespace, pool: str, how: str) -> None:
-        start(shop, pool=pool)
+    def test_by_a_retry_in_before_start(self, shop: Shop, tasks: SimpleNamespace, how: str) -> None:
+        start(shop)
         first = tasks.hooked.delay("report", how)
         shop.record.wait_for(starts=1)
         assert not is_sent(tasks.hooked.delay("report", how))
@@ -342,14 +311,6 @@ class TestMessageGoesOn:
         assert first.get(timeout=LIMIT) == "report"
         until_can_be_sent(shop)
 
-    def test_by_the_task_that_replaces_it(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop)
-        first = tasks.replaced.delay("report")
-        shop.record.wait_for(starts=1)
-        assert not is_sent(tasks.until_executed.delay("report"))
-        assert first.get(timeout=LIMIT) == "report"
-        until_can_be_sent(shop)
-
     def test_until_its_message_comes_again(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop)
         first = tasks.late.delay("report", LONG)
@@ -358,18 +319,6 @@ class TestMessageGoesOn:
         shop.record.wait_for(starts=2)
         assert not is_sent(tasks.late.delay("report"))
         shop.record.let_end("report")
-        assert first.get(timeout=LIMIT) == "report"
-        until_can_be_sent(shop)
-
-    def test_through_a_restart_of_all_workers(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        (worker,) = start(shop, concurrency=1)
-        tasks.while_executing.delay("other", LONG)
-        shop.record.wait_for(starts=1)
-        first = tasks.until_executed.delay("report")
-        shop.record.let_end("other")
-        worker.terminate()
-        assert not is_sent(tasks.until_executed.delay("report")) or first.state == states.SUCCESS
-        start(shop, "two")
         assert first.get(timeout=LIMIT) == "report"
         until_can_be_sent(shop)
 
@@ -384,13 +333,3 @@ class TestCanvas:
         assert result.get(timeout=LIMIT) == "report"
         assert len(shop.record.runs("report")) == 3
         until_can_be_sent(shop)
-
-    def test_duplicate_that_cannot_follow(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        """It is sent without a lock, and meets the others when it runs."""
-        start(shop)
-        tasks.without_result.delay("report", LONG)
-        shop.record.wait_for(starts=1)
-        result = chain(tasks.without_result.si("report"), tasks.while_executing.si("after")).apply_async()
-        with pytest.raises(TaskRevokedError):
-            result.get(timeout=LIMIT)
-        shop.record.let_end("report")

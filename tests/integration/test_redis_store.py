@@ -254,7 +254,7 @@ class TestServer:
                 assert isinstance(waiter.wait(0.05), Held)
             store.free(newcomer)
             assert isinstance(behind.wait(0.05), Held)
-            assert isinstance(before.wait(5), Lease)
+            assert isinstance(before.wait(LIMIT), Lease)
 
     @pytest.mark.parametrize("limit", [1, 2])
     def test_full_memory_refuses_an_acquire_and_lets_others_finish(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import chain, chord, states
+from celery import chain, states
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
@@ -73,19 +73,6 @@ def test_one_runs_and_the_newest_waits(shop: Shop, tasks: SimpleNamespace) -> No
     assert overlaps(shop.record.runs("report")) == []
 
 
-def test_message_that_waits_in_line_for_the_run(shop: Shop, tasks: SimpleNamespace) -> None:
-    """It was put back, since another message runs."""
-    start(shop)
-    running = tasks.newest_alone.delay("report", LONG)
-    shop.record.wait_for(starts=1)
-    old = tasks.newest_alone.delay("report")
-    until(lambda: "on_conflict=retry" in shop.log)
-    newest = tasks.newest_alone.delay("report")
-    shop.record.let_end("report")
-    assert newest.get(timeout=LIMIT) == running.get(timeout=LIMIT) == "report"
-    assert is_superseded(old, newest)
-
-
 def test_message_with_an_eta(shop: Shop, job: Any) -> None:
     start(shop)
     old = job.apply_async(("report",), countdown=4.0)
@@ -108,15 +95,6 @@ def test_lost_lock_replaces_nothing(shop: Shop, job: Any) -> None:
     until_can_be_sent(shop)
 
 
-def test_the_same_id_again(shop: Shop, job: Any) -> None:
-    job.apply_async(("report",), task_id="same")
-    newest = job.apply_async(("report",), task_id="same")
-    start(shop)
-    assert newest.get(timeout=LIMIT) == "report"
-    until_can_be_sent(shop)
-    assert len(shop.record.runs("report")) == 1
-
-
 def test_first_step_of_a_chain(shop: Shop, job: Any) -> None:
     last = chain(job.si("report"), job.si("after")).apply_async()
     newest = job.delay("report")
@@ -127,15 +105,6 @@ def test_first_step_of_a_chain(shop: Shop, job: Any) -> None:
     with pytest.raises(TaskRevokedError):
         last.parent.get(timeout=LIMIT)
     assert ran(shop, "after") == set()
-
-
-def test_part_of_a_chord(shop: Shop, job: Any) -> None:
-    body = chord([job.si("report"), job.si("another")], job.si("body")).apply_async()
-    job.delay("report")
-    start(shop)
-    with pytest.raises(Exception):  # noqa: B017, PT011
-        body.get(timeout=LIMIT)
-    assert ran(shop, "body") == set()
 
 
 def killed(shop: Shop, task: Any, step: str, countdown: float = 0.0) -> None:
@@ -189,10 +158,6 @@ def test_sender_that_is_killed_leaves_a_lock_that_is_replaced(shop: Shop, job: A
     start(shop)
     assert newest.get(timeout=LIMIT) == "report"
     assert ran(shop) == {newest.id}
-
-
-def dies(*args: Any, **options: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def test_message_that_starts_at_that_moment_runs_or_is_superseded(shop: Shop, job: Any) -> None:

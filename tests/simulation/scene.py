@@ -25,13 +25,6 @@ def traces(*seeds: str) -> dict[str, str]:
     return {seed: _digest(simulate(draw(int(seed)))) for seed in seeds}
 
 
-def failures(first: str, last: str) -> dict[str, str]:
-    """The seeds that fail, with their failures."""
-    prepare()
-    results = {seed: simulate(draw(int(seed))) for seed in map(str, range(int(first), int(last)))}
-    return {seed: result.failure for seed, result in results.items() if result.failure is not None}
-
-
 #: The size of a plan with one message, one fault and one worker with a child or two.
 _SMALL = 5
 
@@ -48,13 +41,13 @@ def left(*seeds: str) -> list[int]:
     return counts
 
 
-def again() -> dict[str, str]:
-    """The kept plans that fail now in one of a few orders of events."""
+def again(orders: str) -> dict[str, str]:
+    """The kept plans that fail now in one of so many orders of events."""
     prepare()
     failed = {}
     for file in sorted(found.FOLDER.glob("*.json")):
         plan = found.read(file)
-        for order in range(5):
+        for order in range(int(orders)):
             if (failure := simulate(replace(plan, seed=plan.seed + order)).failure) is not None:
                 failed[f"{file.stem}, {order}"] = failure
     return failed

@@ -46,10 +46,6 @@ def test_a_finished_simulation_leaves_nothing_in_memory() -> None:
     assert after <= before
 
 
-def test_some_seeds_keep_all_promises() -> None:
-    assert scene("failures", "0", "40") == {}
-
-
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
@@ -75,9 +71,11 @@ def test_a_fault_is_found_and_its_plan_is_shrunk(file: str, old: str, new: str) 
     assert kind_of(seen["same"]) == kind_of(seen["failure"])
 
 
-def test_failures_that_were_once_found_stay_fixed() -> None:
+@pytest.mark.parametrize("orders", [1, pytest.param(5, marks=pytest.mark.slow)])
+def test_failures_that_were_once_found_stay_fixed(orders: int) -> None:
+    """In as many orders of events."""
     assert list(found.FOLDER.glob("*.json"))
-    assert scene("again") == {}
+    assert scene("again", str(orders)) == {}
 
 
 def test_a_kept_plan_is_read_back_unchanged(tmp_path: Any) -> None:

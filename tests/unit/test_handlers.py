@@ -14,7 +14,6 @@ from tests.inside import do_at_line
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_handler_sends_and_runs_at_any_line_of_a_sender(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in itertools.count(1):
         # Its own each time: what is made when it is first needed is made under the handler, too.

@@ -10,7 +10,6 @@ from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.task import reports
 
 
-@pytest.mark.timeout(30)
 def test_full_pipe_blocks_nobody_and_loses_only_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The main process reads when it has time; until then the child goes on, and renews for itself."""
     monkeypatch.setattr(reports, "_channel", None)

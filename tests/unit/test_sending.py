@@ -57,9 +57,9 @@ def gets_free(task: Any) -> None:
 def lasts(bench: Bench, task: Any, least: float, most: float) -> bool:
     """Whether the lock ends by itself between these seconds from now."""
     write_all()  # What a sender confirms, it confirms in another thread.
-    bench.later(least)
+    bench.later(max(least, 0.0))
     is_held = not is_free(task)
-    bench.later(most - least)
+    bench.later(most - max(least, 0.0))
     return is_held and is_free(task)
 
 

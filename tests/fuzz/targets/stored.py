@@ -19,11 +19,13 @@ from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, generate_latest
 
 from celery_singleton_lock import SingletonTask, cli, clock
+from celery_singleton_lock.cli.listing import locks_table
 from celery_singleton_lock.contrib.prometheus import LockCollector
 from celery_singleton_lock.diagnosis import verdict
+from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.keys.key import key_of_beat
+from celery_singleton_lock.keys.key import key_of_beat, key_of_text
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest, Record
@@ -159,7 +161,15 @@ def _looks(shop: Shop) -> None:
             look()
         except LockUnavailable as error:
             assert "run" in str(error) or "WRONGTYPE" in str(error)
-    list(shop.store.all_held("p"))
+    other = key_of_text("p", "other", "x")
+    lease = shop.store.acquire(LockRequest(other, new_owner(), ttl=30.0, holder=Holder("id", node="n", pid=1)))
+    listed = [*shop.store.all_held("p")]
+    assert other in [key for key, _ in listed], "a foreign value hides the locks of others"
+    for key, held in listed:
+        lock = HeldLock.of(key, held)
+        assert locks_table([lock], keys=True).replace("\n", "").isprintable()
+        json.dumps(lock.fields(), allow_nan=False)
+    assert shop.store.free(lease)
 
 
 def _ledger(shop: Shop) -> None:
@@ -176,8 +186,10 @@ def _ledger(shop: Shop) -> None:
 
 def _journal(shop: Shop) -> None:
     journal = shop.store.journal("p", size=100)
-    journal.counts(), journal.refused(), list(journal.entries(since=0.0))
+    journal.refused(), list(journal.entries(since=0.0))
+    before = journal.counts().get("a", 0)
     journal.write({"a": 1}, [], now=0.0)
+    assert journal.counts()["a"] == before + 1
 
 
 _COMMANDS: tuple[tuple[str, ...], ...] = (
