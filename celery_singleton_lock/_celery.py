@@ -14,21 +14,21 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import celery
 from billiard import einfo
 from billiard.einfo import ExceptionInfo
 from billiard.process import current_process
-from celery import Celery, _state, bootsteps
+from celery import Celery, _state, beat, bootsteps
 from celery.app import trace
 from celery.app.control import Control, Inspect
 from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 from celery.concurrency import prefork
 from celery.utils.imports import load_extension_class_names
+from celery.worker import request as worker_request
 from celery.worker import state as worker_state
 from kombu.utils import functional
 
@@ -38,84 +38,17 @@ if celery.VERSION[:2] < (5, 4):
 #: The names of the queues in which Celery has RabbitMQ keep messages begin with this, and their routing keys with that.
 DELAYED, _DELAY = "celery_delayed_", re.compile(r"^(?:[01]\.){28}")
 
-#: Their stubs leave these parts out.
+#: Their stubs leave these parts out, or are wrong about some.
+Request: Any = worker_request.Request
+Scheduler: Any = beat.Scheduler
 _internal_state: Any = _state
 _einfo: Any = einfo
 _trace: Any = trace
 _bootsteps: Any = bootsteps
 _functional: Any = functional
 
-if TYPE_CHECKING:
 
-    class ReceivedRequest:
-        """What we use of `celery.worker.request.Request`; its stubs are wrong about some of it."""
-
-        id: str
-        app: Celery
-        task: Any
-        args: Any
-        kwargs: Any
-        acknowledged: bool
-        time_start: float
-        hostname: str
-        worker_pid: int | None
-        delivery_info: dict[str, Any]
-        request_dict: dict[str, Any]
-        _context: Context
-        _already_cancelled: bool
-        _already_revoked: bool
-
-        def __init__(self, message: Any, **opts: Any) -> None: ...
-        @property
-        def eta(self) -> Any: ...
-        def on_accepted(self, pid: int, time_accepted: float) -> None: ...
-        def on_timeout(self, soft: bool, timeout: float) -> None: ...
-        def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any: ...
-        def reject(self, requeue: bool = False) -> None: ...
-        def terminate(self, *args: Any, **kwargs: Any) -> None: ...
-        def cancel(self, *args: Any, **kwargs: Any) -> None: ...
-        def acknowledge(self) -> None: ...
-        def revoked(self) -> bool: ...
-        def info(self, safe: bool = False) -> dict[str, Any]: ...
-        def send_event(self, type: str, **fields: Any) -> None: ...
-        def _announce_cancelled(self, **options: Any) -> None: ...
-        def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool: ...
-
-    class ScheduleEntry:
-        """What we use of `celery.beat.ScheduleEntry`; in its stubs everything may be None."""
-
-        name: str
-        options: dict[str, Any]
-        last_run_at: datetime
-
-    class Scheduler:
-        """What we use of `celery.beat.Scheduler`."""
-
-        schedule: dict[str, ScheduleEntry]
-        max_interval: float
-        producer: Any
-        _heap: list[Any] | None
-
-        def __init__(self, app: Celery, **kwargs: Any) -> None: ...
-        @property
-        def info(self) -> str: ...
-        def tick(self, *args: Any, **kwargs: Any) -> float: ...
-        def populate_heap(self, *args: Any, **kwargs: Any) -> None: ...
-        def is_due(self, entry: ScheduleEntry) -> tuple[bool, float]: ...
-        def reserve(self, entry: ScheduleEntry) -> ScheduleEntry: ...
-        def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None: ...
-        def apply_async(
-            self, entry: ScheduleEntry, producer: Any = None, advance: bool = True, **kwargs: Any
-        ) -> Any: ...
-        def close(self) -> None: ...
-        def _when(self, entry: ScheduleEntry, next_time_to_run: float, *args: Any, **kwargs: Any) -> float: ...
-
-else:
-    from celery.beat import Scheduler
-    from celery.worker.request import Request as ReceivedRequest
-
-
-class WorkerRequest(ReceivedRequest):
+class WorkerRequest(Request):  # type: ignore[misc]  # As above.
     """A delivery in the worker's main process, which reports more about itself.
 
     Since 5.7 Celery sends a message again whose child died (`_retry_worker_lost`), and acknowledges one whose result
@@ -128,19 +61,20 @@ class WorkerRequest(ReceivedRequest):
     def context(self) -> Context:
         """The request that the task will have; what the headers say of it, if Celery cannot read the body."""
         try:
-            return self._context
+            found: Context = self._context
+            return found
         except Exception:  # noqa: BLE001 - others wrote it; the task fails with the error as it begins
             return Context(self.request_dict)
 
     @property
     def was_cancelled(self) -> bool:
         """Whether it was stopped so that it runs elsewhere."""
-        return self._already_cancelled
+        return bool(self._already_cancelled)
 
     @property
     def was_terminated(self) -> bool:
         """Whether it was stopped for good, or never begun, since it was revoked."""
-        return self._already_revoked
+        return bool(self._already_revoked)
 
     @property
     def success_was_stored(self) -> bool:
@@ -166,8 +100,7 @@ class WorkerRequest(ReceivedRequest):
                 self._leave_others_known()
 
     def revoked(self) -> bool:
-        revoked = super().revoked()
-        if revoked:
+        if revoked := bool(super().revoked()):
             self._leave_others_known()
         return revoked
 
@@ -191,7 +124,7 @@ class WorkerRequest(ReceivedRequest):
         """Its child was lost, and Celery has sent it as a retry."""
 
     def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool:
-        if sent := super()._retry_worker_lost(exc, exc_info):
+        if sent := bool(super()._retry_worker_lost(exc, exc_info)):
             self.on_sent_again()
         return sent
 
@@ -536,32 +469,33 @@ def is_child_of_a_pool() -> bool:
     return bool(current_process().daemon)
 
 
-class PunctualScheduler(Scheduler):
+class PunctualScheduler(Scheduler):  # type: ignore[misc]  # As above.
     """Beat's scheduler, which is asked once more in how many seconds an entry is due, when it has sent that.
 
     Celery works that out before it sends, and counts from the moment at which it has sent.
     """
 
-    def due_in(self, entry: ScheduleEntry, seconds: float) -> float:
+    def due_in(self, entry: Any, seconds: float) -> float:
         """In how many seconds the entry is due; `seconds` is what Celery knows."""
         return seconds
 
-    def _when(self, entry: ScheduleEntry, next_time_to_run: float, *args: Any, **kwargs: Any) -> float:
-        return super()._when(entry, self.due_in(entry, next_time_to_run), *args, **kwargs)
+    def _when(self, entry: Any, next_time_to_run: float, *args: Any, **kwargs: Any) -> float:
+        when: float = super()._when(entry, self.due_in(entry, next_time_to_run), *args, **kwargs)
+        return when
 
 
-def forget_heap(scheduler: Scheduler) -> None:
+def forget_heap(scheduler: Any) -> None:
     """Have beat's scheduler make its heap anew with its next tick."""
     scheduler._heap = None
 
 
-def put_off(scheduler: Scheduler, following: ScheduleEntry, seconds: float) -> None:
+def put_off(scheduler: Any, following: Any, seconds: float) -> None:
     """Have `following` take the place of the next entry, in that many seconds."""
     heap = scheduler._heap or []
     heapq.heapreplace(heap, heap[0]._replace(time=scheduler._when(following, seconds), entry=following))
 
 
-def turn_in(scheduler: Scheduler, entry: ScheduleEntry) -> float:
+def turn_in(scheduler: Any, entry: Any) -> float:
     """In how many seconds it is the turn of an entry that beat's scheduler asks about.
 
     Before 5.7, Celery asks about the first entry whatever its time.

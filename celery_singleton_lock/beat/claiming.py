@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
@@ -19,14 +19,11 @@ from celery_singleton_lock._celery import PunctualScheduler, forget_heap, put_of
 from celery_singleton_lock.beat import ticks
 from celery_singleton_lock.beat.claims import Claims
 from celery_singleton_lock.beat.ticks import Tick
-from celery_singleton_lock.diagnosis.settings import of_others
+from celery_singleton_lock.diagnosis.audit import of_others
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.options.app import BeatSettings
 from celery_singleton_lock.task import header
 from celery_singleton_lock.task.header import fixed
-
-if TYPE_CHECKING:
-    from celery_singleton_lock._celery import ScheduleEntry
 
 logger = get_logger(__name__)
 
@@ -51,7 +48,7 @@ class Claiming(PunctualScheduler):
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Do what the wrapped scheduler does; then record what was sent."""
-        seconds = super().tick(*args, **kwargs)
+        seconds: float = super().tick(*args, **kwargs)
         self._claims.settle(more=seconds == 0)
         return seconds
 
@@ -65,7 +62,7 @@ class Claiming(PunctualScheduler):
             self._advance(entry, ticks.micros(entry.last_run_at))
         super().populate_heap(*args, **kwargs)
 
-    def is_due(self, entry: ScheduleEntry) -> tuple[bool, float]:
+    def is_due(self, entry: Any) -> tuple[bool, float]:
         """Whether the entry's tick is due and this beat may send it; and the seconds until this tick or the next."""
         if (seconds := turn_in(self, entry)) > 0:
             return False, seconds
@@ -84,7 +81,7 @@ class Claiming(PunctualScheduler):
         following = tick.seconds_to_following
         return True, self.max_interval if following is None else following
 
-    def reserve(self, entry: ScheduleEntry) -> ScheduleEntry:
+    def reserve(self, entry: Any) -> Any:
         """Advance an entry to its tick."""
         _ = self.producer  # It waits for a broker that is away. Celery asks for it later; then a database says "sent".
         tick = self._claims.granted(entry)
@@ -94,7 +91,7 @@ class Claiming(PunctualScheduler):
         self._following = self._advance(entry, tick.sets)
         return self._following
 
-    def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:
+    def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send an entry's tick, if it is still this beat's."""
         tick = self._claims.granted(entry)
         if tick is not None and self._send(entry, tick, producer):
@@ -108,12 +105,12 @@ class Claiming(PunctualScheduler):
         logger.warning("beat: the broker did not take %s; trying again, under the same id", entry.name)
         self._again_in = RETRY_AFTER
 
-    def due_in(self, entry: ScheduleEntry, seconds: float) -> float:
+    def due_in(self, entry: Any, seconds: float) -> float:
         """For the entry that was sent just now, the seconds that are left until its next tick is due."""
         again_in, self._again_in = self._again_in, None
         return seconds if again_in is None else again_in
 
-    def apply_async(self, entry: ScheduleEntry, *args: Any, **kwargs: Any) -> Any:
+    def apply_async(self, entry: Any, *args: Any, **kwargs: Any) -> Any:
         """As in the wrapped scheduler; notes when the broker did not take the message."""
         try:
             return super().apply_async(entry, *args, **kwargs)
@@ -121,7 +118,7 @@ class Claiming(PunctualScheduler):
             self._was_taken = not isinstance(error.__cause__ or error.__context__, (OperationalError, OSError))
             raise
 
-    def _claim(self, entry: ScheduleEntry, tick: Tick) -> tuple[bool, float] | None:
+    def _claim(self, entry: Any, tick: Tick) -> tuple[bool, float] | None:
         """Claim a tick that is due; None if this beat has it now, else what `is_due` is to return."""
         try:
             refusal = self._claims.take(tick)
@@ -136,7 +133,7 @@ class Claiming(PunctualScheduler):
             raise NotNow  # It took too long.
         return None
 
-    def _send(self, entry: ScheduleEntry, tick: Tick, producer: Any) -> bool:
+    def _send(self, entry: Any, tick: Tick, producer: Any) -> bool:
         """Send a tick; whether the broker took it."""
         options, self._was_taken = entry.options, True
         task_id = tick.id_for(self._key)
@@ -154,14 +151,14 @@ class Claiming(PunctualScheduler):
                 self._claims.sent(tick)
         return self._was_taken
 
-    def _pass_over(self, entry: ScheduleEntry, last: int) -> tuple[bool, float]:
+    def _pass_over(self, entry: Any, last: int) -> tuple[bool, float]:
         """Another beat has sent the tick: treat it as sent here."""
         following = self._advance(entry, last)
         is_due, seconds = super().is_due(following)
         put_off(self, following, 0 if is_due else seconds)
         return False, 0.0
 
-    def _skip(self, entry: ScheduleEntry, tick: Tick) -> tuple[bool, float]:
+    def _skip(self, entry: Any, tick: Tick) -> tuple[bool, float]:
         logger.warning(
             "beat: skipped %s: it was due %.1f s ago, longer than singleton_lock_beat_catch_up",
             entry.name,
@@ -171,7 +168,7 @@ class Claiming(PunctualScheduler):
         self._claims.sent(tick, last)
         return self._pass_over(entry, last)
 
-    def _advance(self, entry: ScheduleEntry, last: int, *, runs: int = 1) -> ScheduleEntry:
+    def _advance(self, entry: Any, last: int, *, runs: int = 1) -> Any:
         """Have the schedule say that an entry last ran then, and has run that many more times."""
         following = super().reserve(entry)  # This counts one run, and has a database save it.
         ticks.set_last(following, last, runs=runs - 1)

@@ -7,8 +7,8 @@ same id.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
+from typing import Any
 
 from celery_singleton_lock import clock, process_identity, trust
 from celery_singleton_lock.beat import ticks
@@ -16,9 +16,6 @@ from celery_singleton_lock.beat.ticks import Tick
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.stores.store import Ledger, Refused
-
-if TYPE_CHECKING:
-    from celery_singleton_lock._celery import ScheduleEntry
 
 #: Seconds after which sent ticks are recorded, even if more are about to be sent.
 RECORD_AFTER = 0.01
@@ -44,7 +41,7 @@ class Claims:
         #: Whether another beat had claimed or sent the last tick that this beat asked for.
         self.is_beaten = False
 
-    def align(self, entries: Iterable[ScheduleEntry]) -> list[ScheduleEntry]:
+    def align(self, entries: Iterable[Any]) -> list[Any]:
         """Give each entry its last run, whichever beat sent it.
 
         For an entry that is kept in a database, only what was sent is recorded. All beats see the rest in the
@@ -78,14 +75,14 @@ class Claims:
         """
         return self._ledger.lasts()
 
-    def granted(self, entry: ScheduleEntry) -> Tick | None:
+    def granted(self, entry: Any) -> Tick | None:
         """The tick of the entry that may be sent now."""
         tick = self._granted
         if tick is None or tick.entry != entry.name or clock.now() >= self._until:
             return None
         return tick if tick.last == ticks.micros(entry.last_run_at) else None
 
-    def require(self, entry: ScheduleEntry) -> None:
+    def require(self, entry: Any) -> None:
         """Refuse a scheduler that sends without asking first; to have asked is enough, even if the claim has ended.
 
         Raises:
@@ -172,25 +169,3 @@ def _new_owner() -> str:
 
 def _ceiling() -> int:
     return ticks.now() + round(MAX_AHEAD * 1_000_000)
-
-
-class OwnLedger:
-    """A `Ledger` of one beat, which knows of no other beat: its locks are disabled."""
-
-    def __init__(self) -> None:
-        self._lasts: dict[str, int] = {}
-
-    def align(self, lasts: Mapping[str, int], *, ceiling: int) -> dict[str, int]:
-        return {entry: self._lasts.get(entry, last) for entry, last in lasts.items()}
-
-    def lasts(self) -> dict[str, int]:
-        return dict(self._lasts)
-
-    def claim(self, entry: str, last: int, owner: str, *, ttl: float, ceiling: int) -> None:
-        """Each claim is granted."""
-
-    def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:
-        self._lasts |= {entry: last for entry, last in lasts.items() if last}
-
-    def unclaim(self, entries: Sequence[str], owner: str) -> None:
-        """Nobody else claims anything."""

@@ -12,7 +12,9 @@ own.
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import socket
 import sys
 from typing import Any, NoReturn
 
@@ -21,18 +23,20 @@ from celery.signals import beat_embedded_init
 from celery.utils.imports import qualname, symbol_by_name
 from celery.utils.log import get_logger
 
+from celery_singleton_lock import clock, process_identity, trust
 from celery_singleton_lock._celery import forget_heap, scheduler_of
 from celery_singleton_lock.beat.claiming import RETRY_AFTER, Claiming, NotNow
-from celery_singleton_lock.beat.claims import Claims, OwnLedger
-from celery_singleton_lock.beat.presence import Presence
+from celery_singleton_lock.beat.claims import Claims
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
-from celery_singleton_lock.keys.key import key_of_beat
+from celery_singleton_lock.holder import Holder, new_owner
+from celery_singleton_lock.keys.key import key_of_beat, key_of_text, name_of_beat
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.app import BeatSettings
 from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import check_servers
-from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.store import Ledger, Store
+from celery_singleton_lock.stores.base import LockRequest
+from celery_singleton_lock.stores.store import Store
 
 logger = get_logger(__name__)
 
@@ -43,9 +47,15 @@ class ExclusiveScheduler(Claiming):
     #: For checks of the settings, and for schedulers that are derived from this one.
     is_exclusive = True
 
-    def __new__(cls, app: Any, *_: Any, **__: Any) -> Any:
-        """Raises `InvalidOption` for a scheduler that cannot be wrapped."""
-        return super().__new__(_exclusive(cls, _class_of(BeatSettings.from_app(app).scheduler)))
+    def __new__(cls, app: Any, *args: Any, **kwargs: Any) -> Any:
+        """Raises `InvalidOption` for a scheduler that cannot be wrapped.
+
+        Where locks are disabled, this makes the scheduler that would be wrapped: nothing is shared with other beats.
+        """
+        wrapped = _class_of(BeatSettings.from_app(app).scheduler)
+        if not Runtime.of(app).settings.enabled:
+            return wrapped(app, *args, **kwargs)
+        return super().__new__(_exclusive(cls, wrapped))
 
     def __init__(self, app: Any, *, lazy: bool = False, **kwargs: Any) -> None:
         """Raises `InvalidOption` for wrong settings, also for the lock server that is there."""
@@ -95,25 +105,67 @@ class ExclusiveScheduler(Claiming):
 
     def _join(self, runtime: Runtime) -> None:
         """Find the lock server, and what all beats of this schedule share."""
-        settings, name, ttl = runtime.settings, self._settings.name, self._settings.ttl
-        if settings.enabled and settings.backend.in_memory:
+        settings, store, name, ttl = runtime.settings, runtime.store, self._settings.name, self._settings.ttl
+        if settings.backend.in_memory:
             raise InvalidOption(
                 "setting singleton_lock_backend is 'memory://', which beats do not share; allowed here: the URL of a "
                 "lock server, such as redis://localhost:6379/0, or singleton_lock_enabled = False"
             )
-        if settings.enabled:
-            check_servers(settings)
-        store: Store = runtime.store if settings.enabled else MemoryStore()
+        check_servers(settings)
         self._key = key_of_beat(settings.prefix, name)
-        ledger: Ledger = store.ledger(self._key) if settings.enabled else OwnLedger()
         begins = (
             "beat: this beat sends nothing until the lock server answers (celery locks doctor shows what to do): %s"
         )
         self._outage = Outage(store.server, begins=begins, level=logging.ERROR)
         #: The same where another beat has sent the last tick, and may well go on.
         self._outage_beside = Outage(store.server, begins="beat: the lock server does not answer this beat: %s")
-        self._claims = Claims(ledger, ttl=ttl)
+        self._claims = Claims(store.ledger(self._key), ttl=ttl)
         self._presence = Presence(store, settings.prefix, name, ttl=ttl)
+
+
+class Presence:
+    """Shows a beat of the schedule `name` for `ttl` seconds at a time, by a lock that nobody else wants. Used by one
+    thread.
+    """
+
+    def __init__(self, store: Store, prefix: str, name: str, *, ttl: float) -> None:
+        self._store = store
+        self._key = key_of_text(prefix, name_of_beat(name), new_owner())
+        self._ttl = ttl
+        node, process = f"beat@{socket.gethostname()}", process_identity.own()
+        self._holder = Holder(node=node, pid=os.getpid(), since=clock.wall(), process=process)
+        self._lease: Lease | None = None
+        self._renews_at = float("-inf")
+
+    @property
+    def renews_in(self) -> float:
+        """Seconds until it must be shown again."""
+        return max(self._renews_at - clock.now(), 0.0)
+
+    def show(self) -> None:
+        """Show the beat, if it is time.
+
+        Raises:
+            LockUnavailable: it may not be shown until the next call.
+        """
+        if self.renews_in > 0:
+            return
+        self._renews_at = clock.now() + self._ttl * trust.RENEW_AFTER
+        lease, self._lease = self._lease, None
+        if lease is None or self._store.renew([lease], timeout=trust.step_of(self._ttl)) != [True]:
+            found = self._store.acquire(LockRequest(self._key, new_owner(), ttl=self._ttl, holder=self._holder))
+            lease = found if isinstance(found, Lease) else None
+        self._lease = lease
+
+    def end(self) -> None:
+        """Show it no more.
+
+        Raises:
+            LockUnavailable: it is shown until it ends by itself.
+        """
+        if self._lease is not None:
+            self._store.free(self._lease)
+            self._lease = None
 
 
 def _exclusive(own: type[ExclusiveScheduler], wrapped: type[Scheduler]) -> type[ExclusiveScheduler]:

@@ -8,18 +8,7 @@ from __future__ import annotations
 
 import click
 
-from celery_singleton_lock.cli import (
-    diagnose,
-    explain,
-    exporter,
-    free,
-    listing,
-    rehearse,
-    show,
-    stats,
-    timeline,
-    web,
-)
+from celery_singleton_lock.cli import diagnose, explain, free, journal, listing, rehearse, show, web
 
 __all__ = ["locks"]
 
@@ -34,9 +23,9 @@ for each in (
     show.show,
     free.release,
     free.clear,
-    stats.stats,
-    exporter.exporter,
-    timeline.timeline,
+    journal.stats,
+    journal.exporter,
+    journal.timeline,
     diagnose.audit,
     explain.explain,
     diagnose.doctor,

@@ -11,8 +11,8 @@ import click
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.cli import command
-from celery_singleton_lock.diagnosis.audit import audit_app, audit_tasks
-from celery_singleton_lock.diagnosis.finding import Finding, Severity
+from celery_singleton_lock.diagnosis.audit import audit_tasks, of_app
+from celery_singleton_lock.diagnosis.finding import Finding, Severity, worst_first
 from celery_singleton_lock.options.app import problems
 
 _COLOURS: Mapping[Severity, str] = {"problem": "red", "warning": "yellow", "note": "cyan"}
@@ -37,7 +37,7 @@ def audit(ctx: click.Context, as_json: bool, strict: bool, **_: Any) -> None:
         for error in problems(app):
             raise error  # Including beat's settings, with which a worker would start all the same.
         tasks = audit_tasks(app, runtime.settings)
-        wide = audit_app(app, runtime.settings)
+        wide = worst_first(of_app(app, runtime.settings))
     if not tasks:
         if not as_json:
             _show(wide)  # Plain tasks with options of exclusive ones, say.

@@ -6,15 +6,16 @@ lock by then keeps it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import click
 
 from celery_singleton_lock.cli import command, listing, target
-from celery_singleton_lock.cli.layout import locks_table
+from celery_singleton_lock.cli.listing import locks_table
 from celery_singleton_lock.diagnosis.held import HeldLock
-from celery_singleton_lock.diagnosis.verdict import TO_FREE, Verdict, longest_watch, running, verdicts
+from celery_singleton_lock.diagnosis.verdict import TO_FREE, Verdict, free, judged
 from celery_singleton_lock.journal.words import duration
 from celery_singleton_lock.runtime import Runtime
 
@@ -87,8 +88,7 @@ def _free_those_left_behind(
         if may_be_freed and dry_run:
             why = f"would be freed: {why}"
         elif may_be_freed:
-            ttl = lock.ttl or runtime.settings.defaults["ttl"]
-            is_free = bool(runtime.store.free(lock.held.hold(lock.key, ttl=ttl)))
+            is_free = free(runtime, lock)
             why = why if is_free else "it has changed hands meanwhile"
         left += not (is_free or (may_be_freed and dry_run))
         if as_json:
@@ -99,25 +99,11 @@ def _free_those_left_behind(
 
 
 def _question(count: int, force: bool) -> str:
-    if count == 1:
-        return "Free it even though its holder may be alive?" if force else "Free it if its holder is gone?"
-    return (
-        f"Free these {count} locks even though their holders may be alive?"
-        if force
-        else f"Free whichever of these {count} locks were left behind?"
-    )
+    which = "this lock" if count == 1 else f"these {count} locks"
+    return f"Free {which} even if the holder may be alive?" if force else f"Free {which} if the holder is gone?"
 
 
-def _judged(app: Any, runtime: Runtime, locks: Sequence[HeldLock], force: bool) -> Iterator[tuple[HeldLock, Verdict]]:
+def _judged(app: Any, runtime: Runtime, locks: Sequence[HeldLock], force: bool) -> Iterable[tuple[HeldLock, Verdict]]:
     if force:
-        yield from ((lock, Verdict.FOREIGN if lock.held.holder is None else Verdict.FORCED) for lock in locks)
-        return
-    yield from ((lock, Verdict.QUEUED) for lock in locks if lock.is_queued)
-    others = [lock for lock in locks if not lock.is_queued]
-    alive = running(app, others)
-    yield from ((lock, Verdict.ALIVE) for lock in alive)
-    others = [lock for lock in others if lock not in alive]
-    seconds = longest_watch(lock.held for lock in others)
-    if seconds > 0:
-        click.echo(f"Watching for a renewal, for at most {seconds:.0f} s.", err=True)
-    yield from verdicts(runtime.store, others)
+        return [(lock, Verdict.FOREIGN if lock.held.holder is None else Verdict.FORCED) for lock in locks]
+    return judged(runtime, app, locks, say=partial(click.echo, err=True))

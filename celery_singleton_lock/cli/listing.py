@@ -1,26 +1,27 @@
-"""Lists the held locks, and those of them that `--task`, `--node` and `--older-than` choose."""
+"""Lists the held locks, or those that `--task`, `--node` and `--older-than` choose: one line each, which fits into 100
+columns.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 import click
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import cleaned
 from celery_singleton_lock.cli import command
-from celery_singleton_lock.cli.layout import locks_table
 from celery_singleton_lock.diagnosis.held import GONE, HeldLock, in_order
-from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.journal.words import duration
 from celery_singleton_lock.keys.key import shown_name
 from celery_singleton_lock.runtime import Runtime
 
-#: Seconds from one list to the next.
-INTERVAL = 2.0
+#: The width of a table of locks, and the most characters of a name, a label and a worker in one that would be wider.
+WIDTH, NAME, LABEL, WORKER = 100, 30, 24, 14
 
-#: With a shorter interval, people could not read the list.
-MIN_INTERVAL = 0.2
+#: The most characters of a holder's id.
+_ID = 8
 
 
 def options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,48 +70,18 @@ def selected(
 @command.locks_command("list", short_help="List the locks that are held.")
 @options
 @command.option("--keys", is_flag=True, help="Show the key of each lock, too.")
-@command.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
-@command.option(
-    "--interval",
-    metavar="SECONDS",
-    type=command.Number(min=MIN_INTERVAL),
-    default=INTERVAL,
-    show_default=True,
-    help="Seconds between two lists, with --watch.",
-)
 @command.as_json
-def list_(ctx: click.Context, keys: bool, watch: bool, interval: float, as_json: bool, **how: Any) -> None:
+def list_(ctx: click.Context, keys: bool, as_json: bool, **how: Any) -> None:
     """List the locks that are held, sorted by task and key: one line each, in which long texts are cut."""
-
-    def show() -> None:
-        locks = selected(ctx, runtime, **how)
-        if as_json:
-            for lock in locks:
-                command.say_json(lock.fields())
-        elif locks:
-            click.echo(locks_table(locks, keys=keys))
-            if any(lock.is_left_behind for lock in locks):
-                click.echo(f"(gone) {GONE}.", err=True)
-
     with command.runtime_of(ctx) as runtime:
-        if not watch:
-            show()
-        else:
-            _repeat(show, interval, clear=not as_json)
-
-
-def _repeat(show: Callable[[], None], interval: float, *, clear: bool) -> None:
-    try:
-        while True:
-            if clear:
-                click.clear()
-            try:
-                show()
-            except LockUnavailable as error:
-                command.say(f"Error: {error}", err=True)  # The server may come back.
-            clock.sleep(interval)
-    except KeyboardInterrupt:
-        return
+        locks = selected(ctx, runtime, **how)
+    if as_json:
+        for lock in locks:
+            command.say_json(lock.fields())
+    elif locks:
+        click.echo(locks_table(locks, keys=keys))
+        if any(lock.is_left_behind for lock in locks):
+            click.echo(f"(gone) {GONE}.", err=True)
 
 
 def _names(app: Any, task: str) -> tuple[str, ...]:
@@ -118,3 +89,70 @@ def _names(app: Any, task: str) -> tuple[str, ...]:
     app.loader.import_default_modules()
     lock_name = getattr(app.tasks.get(task), "lock_name", None)
     return (task,) if lock_name is None else (task, shown_name(lock_name))
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """A table, with each column as wide as its widest cell."""
+    clean = [[cleaned.line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*clean, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in clean)
+
+
+def locks_table(locks: Sequence[HeldLock], *, keys: bool = False) -> str:
+    """The locks for people; `keys`: with the key of each, which makes the table wide."""
+    titles = ("TASK", "LABEL", "HOLDER", "WORKER", "FOR", "WAITING")
+    rows = _narrow([titles, *map(_cells, locks)])
+    if keys:
+        rows = [[*row, key] for row, key in zip(rows, ["KEY", *(lock.key for lock in locks)], strict=True)]
+    return columns(rows)
+
+
+def refusals_table(refused: Sequence[tuple[str, str, int]]) -> str:
+    """For the name and the label of each lock, how often copies were refused in a row."""
+    return columns(
+        _narrow([("TASK", "LABEL", "TIMES"), *((name, label, str(times)) for name, label, times in refused)])
+    )
+
+
+def _narrow(rows: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
+    """The rows of locks, with what is too long cut: a name at its beginning, everything else at its end."""
+    rows = [[cleaned.line(cell) for cell in row] for row in rows]
+    if max(map(len, columns(rows).splitlines())) <= WIDTH:
+        return rows
+    return [
+        (_end(name, NAME), _beginning(label, LABEL), *(_beginning(cell, WORKER) for cell in others))
+        for name, label, *others in rows
+    ]
+
+
+def _cells(lock: HeldLock) -> tuple[str, ...]:
+    return (
+        lock.shown_name,
+        lock.holder.label,
+        _holder(lock),
+        _where(lock),
+        "-" if lock.held_for is None else duration(lock.held_for),
+        str(lock.held.waiters),
+    )
+
+
+def _holder(lock: HeldLock) -> str:
+    if lock.held.holder is None:
+        return "foreign"
+    return (lock.holder.task_id or ("beat" if lock.is_of_beat else "nobody"))[:_ID]
+
+
+def _where(lock: HeldLock) -> str:
+    """Where the holder runs, or why it does not."""
+    if lock.is_queued:
+        return f"({lock.scope})"
+    state = "(gone)" if lock.is_left_behind else "(kept)" if lock.holder.task_id and not lock.holder.pid else ""
+    return f"{state} {lock.holder.node or '-'}".lstrip()
+
+
+def _beginning(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _end(text: str, most: int) -> str:
+    return text if len(text) <= most else "…" + text[1 - most :]

@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 
 import click
 
-from celery_singleton_lock.diagnosis.finding import some
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.keys.key import VERSION, is_key
 from celery_singleton_lock.options.app import Settings
+from celery_singleton_lock.options.words import did_you_mean
 from celery_singleton_lock.task.singleton_task import SingletonTask
 
 #: The suffix of a lock's key in Redis; people copy it from there.
@@ -72,18 +72,13 @@ def exclusive_task(app: Any, name: str) -> SingletonTask:
         return exclusive[name]
     if name in app.tasks:
         raise click.UsageError(f"task {name} is not exclusive: its base is not SingletonTask")
-    raise click.UsageError(f"{name!r} is neither a task of this app nor a key; {_known(name, sorted(exclusive))}")
+    hint = did_you_mean(name, sorted(exclusive)) if exclusive else "; the app has no exclusive task"
+    raise click.UsageError(f"{name!r} is neither a task of this app nor a key{hint}")
 
 
 def is_like_a_task(app: Any, word: str) -> bool:
     """Whether the word is the name of a task, or one that is mistyped."""
     return bool(difflib.get_close_matches(word, app.tasks, n=1, cutoff=0.8))
-
-
-def _known(name: str, exclusive: Sequence[str]) -> str:
-    if close := difflib.get_close_matches(name, exclusive, n=3):
-        return f"did you mean {' or '.join(close)}?"
-    return f"its exclusive tasks are {some(exclusive)}" if exclusive else "the app has no exclusive task"
 
 
 def parsed(words: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:

@@ -41,7 +41,7 @@ ANY = ("0.0.0.0", "::")  # noqa: S104 - not bound to here
 )
 @command.option("--allow-release", is_flag=True, help="Let anybody with the token release locks and stop tasks.")
 def web(ctx: click.Context, port: int, host: str, allow_host: tuple[str, ...], allow_release: bool, **_: Any) -> None:
-    """Show the locks on a live page, until Ctrl-C; /metrics is for Prometheus. Needs the extra "web".
+    """Show the locks on a live page, until Ctrl-C. Needs the extra "web".
 
     The token, the password for the page, is the value of the environment variable CELERY_SINGLETON_LOCK_WEB_TOKEN, or a
     new one, which is printed.

@@ -12,7 +12,7 @@ from typing import Any
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.diagnosis import peers
-from celery_singleton_lock.diagnosis.audit import audit_app, task_warnings
+from celery_singleton_lock.diagnosis.audit import of_app, task_warnings
 from celery_singleton_lock.diagnosis.finding import Finding, judged, worst_first
 from celery_singleton_lock.diagnosis.held import HeldLock, in_order
 from celery_singleton_lock.diagnosis.servers import in_words, of_keys, of_sentinels, of_servers, unusable
@@ -57,7 +57,7 @@ def diagnose(app: Any, *, timeout: float) -> Diagnosis:
     if _look_at_servers(found, runtime):
         found.findings += _tried_out(runtime.store, runtime.settings)
         beats, recorded = _look_at_beat(found, app, runtime)
-    found.findings += audit_app(app, runtime.settings, beats=beats, recorded=recorded)
+    found.findings += of_app(app, runtime.settings, beats=beats, recorded=recorded)
     found.findings += task_warnings(app, runtime.settings)
     found.findings += _rights_on_rabbitmq(app)
     _ask_workers(found, app, timeout)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from kombu.exceptions import OperationalError
 from celery_singleton_lock import clock, process_identity
 from celery_singleton_lock._celery import ask_each_worker
 from celery_singleton_lock.diagnosis.held import HeldLock
+from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.trust import STOPPED_BEFORE
@@ -44,6 +45,7 @@ class Verdict(enum.Enum):
     ALIVE = "its holder is alive and renews it; --force frees it anyway"
     KEPT = "it is kept for a while on purpose, without a running task; --force frees it anyway"
     QUEUED = "its message may still come; --force frees it now"
+    UNKNOWN = "its worker does not say that it holds the lock: `celery locks release` waits until it is known"
     FOREIGN = "this package did not write its value; if it is in the way, delete the key in Redis"
 
     @property
@@ -99,6 +101,44 @@ def verdicts(store: Store, locks: Iterable[HeldLock]) -> Iterator[tuple[HeldLock
         undecided = [watch for watch in undecided if watch.verdict is None]
         if undecided:
             clock.sleep(min(POLL, *(watch.late_in for watch in undecided)))
+
+
+def judged(
+    runtime: Runtime,
+    app: Any,
+    locks: Sequence[HeldLock],
+    *,
+    patience: float = math.inf,
+    say: Callable[[str], object] = lambda _: None,
+) -> Iterator[tuple[HeldLock, Verdict]]:
+    """Judge each lock for an operator; yields each as soon as it is judged.
+
+    Workers are asked first, as that is quicker than to watch for a renewal, which is left out if it may take longer
+    than `patience` seconds; `say` gets a line about it.
+
+    Raises:
+        LockUnavailable: no answer, or an error.
+    """
+    yield from ((lock, Verdict.QUEUED) for lock in locks if lock.is_queued)
+    others = [lock for lock in locks if not lock.is_queued]
+    alive = running(app, others)
+    yield from ((lock, Verdict.ALIVE) for lock in alive)
+    others = [lock for lock in others if lock not in alive]
+    if (seconds := longest_watch(lock.held for lock in others)) > patience:
+        yield from ((lock, Verdict.UNKNOWN) for lock in others)
+    else:
+        if seconds > 0:
+            say(f"Watching for a renewal, for at most {seconds:.0f} s.")
+        yield from verdicts(runtime.store, others)
+
+
+def free(runtime: Runtime, lock: HeldLock) -> bool:
+    """Free a hold; whether it was still there.
+
+    Raises:
+        LockUnavailable: no answer, or an error.
+    """
+    return bool(runtime.store.free(lock.held.hold(lock.key, ttl=lock.ttl or runtime.settings.defaults["ttl"])))
 
 
 def running(app: Any, locks: Iterable[HeldLock]) -> list[HeldLock]:

@@ -1,4 +1,4 @@
 """The key of a lock: a short text for what makes two calls of a task the same, equal in every process.
 
-Begin with `call.py`: it selects from the `arguments` of a call, encodes them (`encoding`), and makes a `key` from that.
+Begin with `key.py`: it selects from the `arguments` of a call, encodes them (`encoding`), and makes a key from that.
 """

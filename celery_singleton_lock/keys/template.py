@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 import string
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from datetime import date, time
 from decimal import Decimal
 from itertools import pairwise
@@ -65,23 +65,6 @@ def _show(value: Any, spec: str | None, conversion: str | None) -> str:
 
 def _escape(text: str, literals: str) -> str:
     return "".join(f"%{ord(char):X};" if char in literals else char for char in text)
-
-
-def repaired(template: str, arguments: Collection[str] | None) -> str:
-    """What may be meant by a template without a field, for an error: "['a'] or '{a}', or "; empty if nothing is known.
-
-    Args:
-        template: in it, `%(a)s`, `{{a}}`, and the bare names of arguments are taken for fields.
-        arguments: the names of the arguments of the task; None if it takes any.
-    """
-    names = [template] if arguments is None and template.isidentifier() else list(arguments or ())
-    written = re.sub(r"%\((\w+)\)[a-z]?|\{\{(\w+)\}\}", r"{\1\2}", template)
-    if written == template:
-        written = re.sub(r"\w+", lambda word: f"{{{word[0]}}}" if word[0] in names else word[0], template)
-    if written == template and names:
-        written = f"{template}:{{{names[0]}}}"
-    fields = re.findall(r"\{(\w+)\}", written)
-    return f"{fields!r} or {written!r}, or " if fields else ""
 
 
 def fields_of_valid(where: str, template: str) -> list[str]:

@@ -203,20 +203,12 @@ def _default_prefix(key_prefix: object) -> str:
     return str(SETTINGS["singleton_lock_prefix"].require(prefix, where))
 
 
-#: What to do instead of a setting that is not there, and that somebody may expect.
-_INSTEAD: Mapping[str, str] = {
-    **{f"singleton_{attribute}": f"set {attribute} on the task" for attribute in KEY_ATTRIBUTES},
-    # Waiting for replicas (WAIT) promises nothing on Valkey and Redis 7.2 or newer.
-    "singleton_lock_replicas": "set min-replicas-to-write on the server, or use a Redlock or fencing tokens",
-    "singleton_lock_beat_mode": "remove it: every beat sends the ticks that no other beat has claimed",
-}
-
-
 def _as_a_whole(conf: Any) -> Iterator[InvalidOption]:
     """Errors in the names of our settings, and in Celery's own settings: with these, exclusive tasks cannot work."""
     for name in set_names(conf):
         if name.startswith("singleton_lock_") and name not in SETTINGS:
-            hint = f"; {_INSTEAD[name]}" if name in _INSTEAD else did_you_mean(name, sorted(SETTINGS))
+            option = name.removeprefix("singleton_")
+            hint = f"; set {option} on the task" if option in KEY_ATTRIBUTES else did_you_mean(name, sorted(SETTINGS))
             yield InvalidOption(f"there is no setting {cleaned.text(name)}{hint}")
     if conf.get("task_protocol") == 1 and conf.get("singleton_lock_enabled") is not False:
         yield InvalidOption(

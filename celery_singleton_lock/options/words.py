@@ -1,36 +1,19 @@
-"""Names that would do nothing, and what was meant: mistyped, from another package, or in the wrong place."""
+"""Names that would do nothing, and what was meant: mistyped, of another package, or in the wrong place."""
 
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.options.rules import CALL_KEYS, KEY_ATTRIBUTES, OPTIONS, SCOPES, TASK_OPTIONS
+from celery_singleton_lock.options.rules import CALL_KEYS, KEY_ATTRIBUTES, OPTIONS, TASK_OPTIONS
 
 #: How similar two names must be for one to be a typing error of the other: whole names, what is left without the
 #: beginning of all, and names that may be the user's own, such as "log_key" and "on_conflict_mail".
 _ALIKE, _END_ALIKE, _VERY_ALIKE = 0.8, 0.65, 0.87
-
-#: What names of settings and of options have in common, which would make any two of them similar.
-_BEGINNING = re.compile("(?:singleton_)?(?:lock_)?(beat_)?(?:lock_)?")
-
-_TTL = ("ttl", " (seconds; it is renewed while the task runs, so it need not be longer than that)")
-_WAIT = ("wait", " (seconds)")
-
-#: What other packages call an option: the end of its name here, and how it differs. Without names that other packages
-#: also use for something else: users will try what is proposed.
-_HERE: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(("timeout", "expire", "expires", "expiry", "expiration", "ex", "px", "lease", "lease_time"), _TTL),
-    **dict.fromkeys(("blocking_timeout", "acquire_timeout", "wait_timeout", "blocking", "block"), _WAIT),
-    **dict.fromkeys(("max_concurrency", "concurrency", "max_leases", "slots"), ("limit", "")),
-    **dict.fromkeys(("keys", "unique_on", "unique_key", "args"), ("key", "")),
-    **dict.fromkeys(("url", "redis_url", "backend_url", "broker", "broker_url", "redis", "server"), ("backend", "")),
-}
 
 #: Options of other packages, by name: the package, and the types of the values that it may have there; other attributes
 #: may have the same name.
@@ -62,13 +45,9 @@ _IN_A_CALL: Mapping[str, str | None] = {
 def did_you_mean(name: object, allowed: Collection[str]) -> str:
     """The end of an error message about an unknown name."""
     given = cleaned.text(name).lower()
-    end, ends = _end(given), {_end(it): it for it in allowed}
-    word = end.removeprefix("beat_")
-    here, differs = _HERE.get(_nearest(word, _HERE, _VERY_ALIKE), ("", ""))
-    if (found := end.removesuffix(word) + here) in ends:
-        return f"; did you mean {ends[found]!r}{differs}?"
+    ends = {_end(it): it for it in allowed}
     whole = () if given.startswith("singleton_lock_") else allowed
-    meant = ends.get(_nearest(end, ends, _END_ALIKE)) or _nearest(given, whole, _ALIKE)
+    meant = ends.get(_nearest(_end(given), ends, _END_ALIKE)) or _nearest(given, whole, _ALIKE)
     return f"; did you mean {meant!r}?" if meant else f"; allowed: {', '.join(allowed)}"
 
 
@@ -116,8 +95,6 @@ def _wrong_attribute(name: str, value: Any) -> str | None:
         is_wrong = any(sorted(it) == sorted(name) for it in TASK_OPTIONS)
     elif name == _CALL:
         return ", an option of a call; on a task, set lock_ttl, lock_wait, on_conflict and the others"
-    elif name == "scope" and isinstance(value, str) and value in SCOPES:
-        return "; did you mean 'lock_scope'?"
     elif name.startswith("lock_"):
         return f"{did_you_mean(name, TASK_OPTIONS)} (only options of this package are allowed to begin with lock_)"
     else:
@@ -144,7 +121,8 @@ def _is_slip(name: str, allowed: tuple[str, ...]) -> bool:
 
 
 def _end(name: str) -> str:
-    return _BEGINNING.sub(r"\1", name, count=1)
+    """A name without what many have in common, which would make any two of them similar."""
+    return name.removeprefix("singleton_").removeprefix("lock_")
 
 
 def _nearest(name: str, names: Iterable[str], cutoff: float) -> str:

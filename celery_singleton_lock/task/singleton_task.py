@@ -20,8 +20,14 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock._celery import current_worker_task, forget_task, with_dumped_models
 from celery_singleton_lock.errors import InvalidOption, LockConflict, LockLost
-from celery_singleton_lock.keys.call import CallKey, check_lock_key, key_of_call, key_of_choice
-from celery_singleton_lock.keys.key import key_of_queue, key_of_text
+from celery_singleton_lock.keys.key import (
+    CallKey,
+    check_lock_key,
+    key_of_call,
+    key_of_choice,
+    key_of_queue,
+    key_of_text,
+)
 from celery_singleton_lock.lease import Lease, unheld
 from celery_singleton_lock.options.app import Settings, accepted
 from celery_singleton_lock.options.rules import CallOptions, ConflictPolicy, DuplicatePolicy

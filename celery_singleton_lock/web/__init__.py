@@ -6,7 +6,7 @@ Begin with `app`, an ASGI app. `watch` looks at the locks, once for all readers;
 from __future__ import annotations
 
 #: What the extra installs.
-_EXTRA = ("jinja2", "markupsafe", "prometheus_client", "starlette", "uvicorn")
+_EXTRA = ("jinja2", "markupsafe", "starlette", "uvicorn")
 
 try:
     from celery_singleton_lock.web.app import app_of, serve

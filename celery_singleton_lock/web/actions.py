@@ -13,7 +13,7 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.diagnosis.held import HeldLock
-from celery_singleton_lock.diagnosis.verdict import TO_FREE, Verdict, longest_watch, running, verdicts
+from celery_singleton_lock.diagnosis.verdict import TO_FREE, free, judged
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import mark_of_owner
 from celery_singleton_lock.journal.words import duration
@@ -112,22 +112,10 @@ def _release(app: Any, runtime: Runtime, lock: HeldLock) -> Outcome:
             False, f"A message has held it since it was sent; it ends by itself in {duration(lock.held.remaining)}."
         )
     holder = lock.holder_in_words()
-    if running(app, [lock]):
-        return Outcome(False, f"Not released: {holder}: {Verdict.ALIVE.fact}.")
-    seconds = longest_watch([lock.held])
-    if seconds > PATIENCE:
-        return Outcome(
-            False,
-            f"Not released: {holder}: its worker does not say that it holds the lock. It takes up to "
-            f"{duration(seconds)} to find out whether it is alive; `celery locks release` waits for that.",
-        )
-    (_, verdict), *_ = verdicts(runtime.store, [lock])
+    ((_, verdict),) = judged(runtime, app, [lock], patience=PATIENCE)
     if verdict not in TO_FREE:
         return Outcome(False, f"Not released: {holder}: {verdict.fact}.")
-    ttl = lock.ttl or runtime.settings.defaults["ttl"]
-    if not runtime.store.free(lock.held.hold(lock.key, ttl=ttl)):
-        return _CHANGED
-    return Outcome(True, f"Released: {holder}: {verdict.fact}.")
+    return Outcome(True, f"Released: {holder}: {verdict.fact}.") if free(runtime, lock) else _CHANGED
 
 
 def _promised(lock: HeldLock, replies: Any) -> Outcome:

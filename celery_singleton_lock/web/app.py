@@ -11,8 +11,6 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import uvicorn
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -20,13 +18,11 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from celery_singleton_lock.contrib.prometheus import LockCollector
 from celery_singleton_lock.web import pages
 from celery_singleton_lock.web.access import LOOPBACK, Guard, credentials
 from celery_singleton_lock.web.actions import ACTIONS, Wanted, act
-from celery_singleton_lock.web.asked import Asked
 from celery_singleton_lock.web.pages import MENU, PAGES, STILL, Question, View
-from celery_singleton_lock.web.rendering import address, html, moment
+from celery_singleton_lock.web.rendering import Asked, address, html, moment
 from celery_singleton_lock.web.watch import Watch
 
 #: Files that are sent as they are: the package that has them, and their types.
@@ -77,11 +73,8 @@ class Site:
     def __init__(self, celery_app: Any, allow_release: bool) -> None:
         self._allow_release = allow_release
         self._watch = Watch(celery_app)
-        self._metrics = CollectorRegistry()
-        self._metrics.register(LockCollector(self._watch.runtime))
         routes = [Route(f"/{page}", partial(self._page, page)) for page in PAGES if page != "search"]
-        routes += [Route("/search", self._search), Route("/metrics", self._show_metrics)]
-        routes += [Route(f"/{name}", partial(_file, name)) for name in STATIC]
+        routes += [Route("/search", self._search), *(Route(f"/{name}", partial(_file, name)) for name in STATIC)]
         if allow_release:
             routes += [Route(f"/{action}", partial(self._act, action), methods=["POST"]) for action in ACTIONS]
         self.app = Starlette(routes=routes, exception_handlers={404: self._not_found})
@@ -100,9 +93,6 @@ class Site:
 
     def _not_found(self, request: Request, _: Exception) -> Response:
         return self._shown(self._question(request), "", pages.unknown("page", request.url.path))
-
-    def _show_metrics(self, _: Request) -> Response:
-        return Response(generate_latest(self._metrics), media_type=CONTENT_TYPE_LATEST)
 
     async def _act(self, action: str, request: Request) -> Response:
         form = await form_of(request)

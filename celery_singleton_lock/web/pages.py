@@ -17,8 +17,7 @@ from celery_singleton_lock.journal.timeline import Window, lanes, picture, runni
 from celery_singleton_lock.journal.words import seconds
 from celery_singleton_lock.journal_entry import CRASHED, REFUSALS, Entry
 from celery_singleton_lock.keys.key import has_form_of_key, is_key, name_in, name_of_beat, shown_name, without_queue
-from celery_singleton_lock.web.asked import SORTS, Asked
-from celery_singleton_lock.web.rendering import address
+from celery_singleton_lock.web.rendering import SORTS, Asked, address
 from celery_singleton_lock.web.schedule import planned
 from celery_singleton_lock.web.watch import Snapshot, Watch
 

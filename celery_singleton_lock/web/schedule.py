@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
 from celery.beat import ScheduleEntry
-from celery.schedules import crontab, schedule
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.beat.ticks import next_run
-from celery_singleton_lock.journal.words import duration
 from celery_singleton_lock.journal_entry import REFUSALS
 from celery_singleton_lock.web.watch import Snapshot
 
@@ -25,7 +24,7 @@ class Planned:
     Attributes:
         name: the name of the entry.
         task: the task that it sends; '' if the entry is not in the app's settings, but in a database, or was removed.
-        schedule: its schedule, in words.
+        schedule: its schedule, in Celery's words.
         last: its last run, in seconds since the epoch; for a new entry, when beat first saw it; None if there is no
             record of it.
         next: when it is due next; None if unknown.
@@ -43,36 +42,22 @@ class Planned:
 def planned(app: Any, snapshot: Snapshot) -> list[Planned]:
     """The entries of the schedule, the next due first."""
     conf = app.conf.beat_schedule
-    known: dict[str, Any] = {}
-    if isinstance(conf, Mapping):
-        known = {cleaned.text(name): entry for name, entry in conf.items() if isinstance(entry, Mapping)}
+    known = {cleaned.text(name): entry for name, entry in conf.items()} if isinstance(conf, Mapping) else {}
     refused = Counter(it.scheduled for it in snapshot.entries if it.kind in REFUSALS)
-    names = sorted({*known, *snapshot.lasts})
-    entries = [_planned(app, name, known.get(name), snapshot, refused[name]) for name in names]
+    entries = [
+        _planned(app, name, known.get(name), snapshot, refused[name]) for name in sorted({*known, *snapshot.lasts})
+    ]
     return sorted(entries, key=lambda entry: (entry.next is None, entry.next or 0.0, entry.name))
 
 
 def _planned(app: Any, name: str, entry: Any, snapshot: Snapshot, refused: int) -> Planned:
     micros = snapshot.lasts.get(name, 0)
     last = micros / 1_000_000 if 0 < micros < cleaned.MAX_SECONDS * 1_000_000 else None
-    if entry is None:
-        return Planned(name, "", "", last, None, refused)
-    shown, following = entry.get("schedule"), None
-    try:
+    task, shown, following = "", "", None
+    with suppress(Exception):  # The settings may contain anything, and schedules may be users' code.
+        task, shown = entry.get("task", ""), entry.get("schedule", "")
         at = datetime.fromtimestamp(last or snapshot.now, tz=timezone.utc)
         made = ScheduleEntry(name=name, app=app, last_run_at=at, **entry)
-        shown, following = made.schedule, next_run(made, at)
-    except Exception:  # noqa: BLE001, S110 - the settings may contain anything, and schedules may be users' code
-        pass
+        shown, following = str(made.schedule).strip("<>"), next_run(made, at)
     next_at = None if following is None else following / 1_000_000
-    return Planned(name, cleaned.text(entry.get("task", "")), cleaned.text(_in_words(shown)), last, next_at, refused)
-
-
-def _in_words(planned: Any) -> str:
-    if isinstance(planned, crontab):
-        fields = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
-        return " ".join(str(getattr(planned, f"_orig_{name}")) for name in fields)
-    if type(planned) is schedule:
-        seconds: float = planned.run_every.total_seconds()  # type: ignore[attr-defined]
-        return f"every {seconds:g} s" if seconds < 120 else f"every {duration(seconds)}"
-    return str(planned)
+    return Planned(name, cleaned.text(task), cleaned.text(shown), last, next_at, refused)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +12,11 @@ import pytest
 from celery_singleton_lock.diagnosis.held import GONE
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import key_of_text
-from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import LockRequest
 from tests.integration.beats import APP as BEAT_APP
 from tests.integration.beats import studio
 from tests.integration.conftest import LONG, Shop, until
-from tests.integration.operators import EXCLUSIVE, ask, environment_of, locks, of_shop, program
+from tests.integration.operators import EXCLUSIVE, ask, locks, of_shop
 from tests.patience import LIMIT
-from tests.programs import ROOT
 from tests.redis_server import RedisServer
 
 
@@ -93,30 +87,6 @@ class TestList:
             ["singleton_lock:1:{foreign:x}", "foreign"],
             ["singleton_lock:no-braces", "foreign"],
         ]
-
-    def test_watching_goes_on_until_ctrl_c(self, shop: Shop, tmp_path: Path) -> None:
-        with (
-            (tmp_path / "errors").open("w+") as errors,
-            subprocess.Popen(
-                program("locks", "list", "--watch", "--interval", "0.2", "--json"),
-                cwd=ROOT,
-                env={**os.environ, **environment_of(shop)},
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            ) as watching,
-        ):
-            assert watching.stdout is not None
-            store = open_url(shop.conf["singleton_lock_backend"])
-            key = key_of_text("singleton_lock", "watched", "1")
-            store.acquire(LockRequest(key, new_owner(), ttl=60, holder=Holder("mine", node="here", pid=1)))
-            for _ in range(2):
-                assert json.loads(watching.stdout.readline())["task_id"] == "mine"
-            watching.send_signal(signal.SIGINT)
-            watching.communicate(timeout=LIMIT)
-            assert watching.returncode == 0
-            errors.seek(0)
-            assert errors.read() == ""
 
     @pytest.mark.slow
     def test_a_hundred_thousand_locks_are_listed_in_small_steps(self, own_redis: RedisServer, shop_on: Any) -> None:
@@ -194,7 +164,7 @@ class TestShow:
     @pytest.mark.parametrize(
         ("words", "reason"),
         [
-            (["tests.integration.app.exclusive_", "x"], "did you mean tests.integration.app.exclusive"),
+            (["tests.integration.app.exclusive_", "x"], "did you mean 'tests.integration.app.exclusive'"),
             (["tests.integration.app.plain", "x"], "is not exclusive"),
             ([EXCLUSIVE], "missing a required argument: 'job'"),
             ([EXCLUSIVE, "a", "b", "c", "d"], "too many positional arguments"),

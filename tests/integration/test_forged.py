@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
 from celery_singleton_lock import SingletonTask, cleaned
-from celery_singleton_lock.cli.layout import locks_table
+from celery_singleton_lock.cli.listing import locks_table
 from celery_singleton_lock.contrib.prometheus import LockCollector
 from celery_singleton_lock.diagnosis import peers
 from celery_singleton_lock.diagnosis.held import HeldLock

@@ -127,7 +127,7 @@ class TestAsking:
         for answer in ("n\n", ""):
             asked = ask(shop, "release", KEY, "--force", answer=answer)
             assert asked.exit_code == 1
-            assert "Free it even though" in asked.stderr
+            assert "Free this lock even if the holder may be alive?" in asked.stderr
             assert "gone@elsewhere" in asked.stderr, "it is shown first"
             assert asked.stdout == ""
         assert len(shop.held()) == 1

@@ -15,10 +15,10 @@ from kombu.common import Broadcast
 
 from celery_singleton_lock import InvalidOption, LockConflict, LockUnavailable, SingletonTask
 from celery_singleton_lock.cli import locks
-from celery_singleton_lock.diagnosis import settings
+from celery_singleton_lock.diagnosis import audit
 from celery_singleton_lock.diagnosis.audit import (
-    audit_app,
     audit_tasks,
+    of_app,
     pool_name,
     warnings_at_start,
 )
@@ -57,8 +57,8 @@ def of_task(options: dict[str, Any], conf: dict[str, Any] | None = None, pool: s
     return list(audited.findings)
 
 
-def of_app(app: Celery) -> list[Finding]:
-    return audit_app(app, Settings.from_app(app))
+def found_in(app: Celery) -> list[Finding]:
+    return worst_first(of_app(app, Settings.from_app(app)))
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
@@ -72,13 +72,13 @@ def test_plain_task_gives_no_finding() -> None:
     app = make_app()
     app.task(shared=False, name="plain", reject_on_worker_lost=True)(bill)
     assert audit_tasks(app, Settings.from_app(app)) == []
-    assert of_app(app) == []
+    assert found_in(app) == []
 
 
 def test_plain_task_with_options_of_an_exclusive_one_gets_a_finding() -> None:
     app = with_task({})
     app.task(shared=False, name="plain", lock_key=["tenant_id"], lock_ttl=5)(refund)
-    (finding,) = of_app(app)
+    (finding,) = found_in(app)
     assert str(finding) == (
         "plain: it has lock_key, lock_ttl, but it is a plain task, which takes no lock; set base=SingletonTask"
     )
@@ -182,21 +182,21 @@ def test_pools_are_known_by_the_name_of_the_option(pool: Any, name: str) -> None
 )
 def test_visibility_timeout_is_the_brokers(conf: dict[str, Any], seconds: float | None) -> None:
     app = make_app(**{"singleton_lock_backend": "redis://locks", "singleton_lock_done_ttl": 1, **conf})
-    said = [finding.text for finding in of_app(app) if finding.subject == "singleton_lock_done_ttl"]
+    said = [finding.text for finding in found_in(app) if finding.subject == "singleton_lock_done_ttl"]
     assert len(said) == (seconds is not None)
     assert all(f"within {seconds:g} s (its visibility timeout)" in text for text in said)
 
 
 @pytest.mark.parametrize("done_ttl", [0, 60])
 def test_forgetting_a_message_while_its_copy_may_still_come_is_a_problem(done_ttl: float) -> None:
-    (finding,) = of_app(with_task({}, {"singleton_lock_done_ttl": done_ttl}))
+    (finding,) = found_in(with_task({}, {"singleton_lock_done_ttl": done_ttl}))
     assert (finding.severity, finding.subject) == ("problem", "singleton_lock_done_ttl")
     assert "3600 s" in finding.text
 
 
 def test_forgetting_is_harmless_if_no_copy_can_come() -> None:
     conf = {"broker_url": "amqp://", "singleton_lock_backend": "redis://localhost", "singleton_lock_done_ttl": 60}
-    assert of_app(with_task({}, conf)) == []
+    assert found_in(with_task({}, conf)) == []
 
 
 @pytest.mark.parametrize(
@@ -206,19 +206,19 @@ def test_forgetting_is_harmless_if_no_copy_can_come() -> None:
     ],
 )
 def test_settings_that_nobody_reads_are_reported(conf: dict[str, Any], severity: str, remedy: str) -> None:
-    (finding,) = of_app(with_task({}, conf))
+    (finding,) = found_in(with_task({}, conf))
     assert (finding.severity, finding.subject) == (severity, next(iter(conf)).lower())
     assert remedy in finding.remedy
 
 
 def test_python_on_which_locks_are_lost_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "UNSAFE_PYTHON", (3, 10))
-    (finding,) = of_app(with_task({}, {}))
+    monkeypatch.setattr(audit, "UNSAFE_PYTHON", (3, 10))
+    (finding,) = found_in(with_task({}, {}))
     assert (finding.severity, finding.remedy) == ("warning", "use an older one: 3.10 to 3.13")
 
 
 def test_locks_that_are_switched_off_are_reported() -> None:
-    (finding,) = of_app(with_task({}, {"singleton_lock_enabled": False}))
+    (finding,) = found_in(with_task({}, {"singleton_lock_enabled": False}))
     assert (finding.severity, finding.subject) == ("warning", "singleton_lock_enabled")
 
 
@@ -229,7 +229,7 @@ class TestSharedName:
         app = make_app(**conf)
         app.task(shared=False, base=SingletonTask, lock_name="ledger", name="bill", **first)(bill)
         app.task(shared=False, base=SingletonTask, lock_name="ledger", name="refund", **second)(refund)
-        return of_app(app)
+        return found_in(app)
 
     @pytest.mark.parametrize(
         ("first", "second"),
@@ -321,7 +321,7 @@ def test_verdict_is_the_worst_severity() -> None:
 @pytest.mark.parametrize(("broker", "found"), [("redis://localhost", 1), ("amqp://localhost", 0)])
 def test_broadcast_queue_is_reported_where_a_copy_cannot_go_back_to_one_worker(broker: str, found: int) -> None:
     app = with_task({}, {**RABBITMQ, "broker_url": broker, "task_queues": [Broadcast("all"), Queue("usual")]})
-    findings = [finding for finding in of_app(app) if "goes to the queue usual" in finding.text]
+    findings = [finding for finding in found_in(app) if "goes to the queue usual" in finding.text]
     assert len(findings) == found
 
 

@@ -71,7 +71,7 @@ def every(seconds: float, *names: str) -> dict[str, Any]:
 
 
 def run(scheduler: ExclusiveScheduler, until: Callable[[], object]) -> None:
-    deadline = clock.now() + 10
+    deadline = clock.now() + LIMIT
     while not until():
         assert clock.now() < deadline
         if (seconds := scheduler.tick()) > 0:
@@ -101,7 +101,6 @@ def test_scheduler_is_found_by_its_short_name() -> None:
 @pytest.mark.parametrize(
     ("setting", "value", "allowed"),
     [
-        ("singleton_lock_beat_mode", "shared", "remove it: every beat sends the ticks that no other beat has claimed"),
         ("singleton_lock_beat_ttl", 0.5, "seconds from 1"),
         ("singleton_lock_beat_catch_up", -1, "0 or more"),
         ("singleton_lock_beat_name", "", "non-empty"),
@@ -564,15 +563,10 @@ def test_locks_in_memory_are_refused_with_what_to_use_instead() -> None:
         ExclusiveScheduler(app_with(singleton_lock_backend="memory://"))
 
 
-def test_locks_in_memory_may_be_disabled(make: Callable[..., ExclusiveScheduler]) -> None:
-    off = {"singleton_lock_backend": "memory://", "singleton_lock_enabled": False}
-    run(make(beat_schedule=every(0.05, "a"), **off), lambda: len(Recorder.sent) >= 3)
-
-
 def test_disabled_locks_leave_only_the_wrapped_scheduler(make: Callable[..., ExclusiveScheduler]) -> None:
-    first, second = (make(beat_schedule=every(0.05, "a"), singleton_lock_enabled=False) for _ in range(2))
-    run(first, lambda: len(Recorder.sent) >= 2)
-    run(second, lambda: len(Recorder.sent) >= 4)
+    scheduler = make(singleton_lock_backend="memory://", singleton_lock_enabled=False)
+    assert isinstance(scheduler, Scheduler)
+    assert not isinstance(scheduler, ExclusiveScheduler)
 
 
 @pytest.mark.parametrize("place", [(MemoryStore, "_live"), (MemoryLedger, "_known")], ids=["store", "ledger"])

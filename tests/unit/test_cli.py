@@ -17,8 +17,7 @@ from click.testing import CliRunner
 from celery_singleton_lock import cli, clock
 from celery_singleton_lock.cli import target
 from celery_singleton_lock.cli.explain import _holder
-from celery_singleton_lock.cli.layout import WIDTH, locks_table, refusals_table
-from celery_singleton_lock.cli.listing import selected
+from celery_singleton_lock.cli.listing import WIDTH, locks_table, refusals_table, selected
 from celery_singleton_lock.diagnosis.held import HeldLock, in_order
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal.words import duration

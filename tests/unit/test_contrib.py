@@ -49,7 +49,10 @@ def test_prometheus_gets_every_metric(app: Celery) -> None:
     for kind in ("run", "skip", "stand-by", "free"):
         writer.add(Entry(kind, "shop.report", "p:1:{shop.report:1}", "id", "node", 1, 0.0, 2.0, outcome="SUCCESS"))
     writer.write()
+    writer.add(Entry("skip", "shop\n.bill\x1b", "p:1:{shop\n.bill:1}\n", "id", "node", 1, 0.0, 2.0))
+    writer.write()
     page = page_of(app)
+    assert all(line.startswith(("#", "singleton_lock_")) for line in page.splitlines()), "whatever the texts"
     assert 'singleton_lock_runs_total{outcome="SUCCESS",task="shop.report"} 1.0' in page
     assert 'singleton_lock_conflicts_total{policy="skip",task="shop.report"} 1.0' in page
     assert 'singleton_lock_held_seconds_count{task="shop.report"} 1.0' in page

@@ -13,7 +13,8 @@ from click.testing import CliRunner, Result
 
 from celery_singleton_lock import InvalidKey, SingletonTask
 from celery_singleton_lock.cli import locks
-from celery_singleton_lock.diagnosis.explain import Explanation, differences, explain
+from celery_singleton_lock.cli.explain import Explanation, differences
+from celery_singleton_lock.cli.explain import explained as explain
 from celery_singleton_lock.options.app import Settings
 
 
@@ -146,7 +147,7 @@ class TestOnTheCommandLine:
     @pytest.mark.parametrize(
         ("words", "status", "reason"),
         [
-            (["shop", "7"], 2, "'shop' is neither a task of this app nor a key; did you mean ship?"),
+            (["shop", "7"], 2, "'shop' is neither a task of this app nor a key; did you mean 'ship'?"),
             (["plain", "7"], 2, "is not exclusive"),
             (["ship", "7", "vs"], 2, "give one call, or two"),
             (["ship", "7", "vs", "ship", "7", "vs", "ship", "7"], 2, "give one call, or two"),
@@ -155,7 +156,7 @@ class TestOnTheCommandLine:
             (
                 ["ship", "7", "vs", "shipp", "8"],
                 2,
-                "'shipp' is neither a task of this app nor a key; did you mean ship?",
+                "'shipp' is neither a task of this app nor a key; did you mean 'ship'?",
             ),
             ([], 2, "Missing argument"),
         ],
@@ -182,7 +183,7 @@ class TestOnTheCommandLine:
         assert [line for line in lines if "  from " in line] == ["options    lock_wait = 5  from the task"]
 
     def test_tasks_are_listed_where_no_name_is_similar(self) -> None:
-        assert "its exclusive tasks are ship" in self._run("garbage").output
+        assert "; allowed: ship" in self._run("garbage").output
 
     @pytest.mark.parametrize(
         ("broker", "reason"),

@@ -246,7 +246,7 @@ class TestWarnings:
         assert blocked[0]["sender"] == task
         assert blocked[0]["key"] == task.lock_key_of()
         assert blocked[0]["holder"].startswith("hold-lock")
-        assert blocked[0]["held"] == pytest.approx(5.0, abs=3.0)
+        assert 5.0 <= blocked[0]["held"] < 5.0 + LIMIT
         assert f"task {task.name} was refused 3 times in a row: {task.lock_key_of()}" in caplog.text
         assert f"has been held by task {blocked[0]['holder']} on" in caplog.text
         write_all()

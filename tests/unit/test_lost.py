@@ -277,6 +277,17 @@ class TestLockOfAMessage:
         finish_aside()
         assert not is_queued(task, message)
 
+    @pytest.mark.parametrize("error", LOST, ids=repr)
+    @pytest.mark.parametrize("acks_late", [True, False])
+    def test_its_child_is_gone(self, bench: Bench, error: BaseException, acks_late: bool) -> None:
+        """A body that calls `sys.exit` ends its child, too."""
+        task = bench.task(bench.die, lock_scope="until_executed", acks_late=acks_late)
+        message = bench.send(task)
+        gone(bench.lose(message), error)
+        finish_aside()
+        bench.forget(message)  # Otherwise, a sender frees what is left of it.
+        assert not is_queued(task, message)
+
     def test_message_is_revoked_in_the_queue(self, bench: Bench) -> None:
         task = bench.task(lock_scope="until_executed")
         message = bench.send(task)

@@ -101,7 +101,7 @@ def test_lock_of_a_live_holder_is_not_released(app: Celery, client: Client, monk
 def test_verdict_that_would_take_too_long_is_not_waited_for(app: Celery, client: Client) -> None:
     lease = hold(app, "acme", ttl=3600.0)
     release, _ = forms(client, lease)
-    assert "It takes up to 53 min to find out whether it is alive" in press(client, release)[1]
+    assert "its worker does not say that it holds the lock: `celery locks release` waits" in press(client, release)[1]
     assert is_held(app, lease)
 
 
@@ -197,7 +197,7 @@ class TestAccess:
             app_of(app, token="short")
 
     @pytest.mark.parametrize("password", ["", "wrong-and-long-enough", TOKEN[:-1], f"{TOKEN} ", "é" * 20])
-    @pytest.mark.parametrize("address", ["/", "/locks", "/metrics", "/page.css", "/search?q=x", "/nowhere"])
+    @pytest.mark.parametrize("address", ["/", "/locks", "/page.css", "/search?q=x", "/nowhere"])
     def test_everything_needs_the_token(self, app: Celery, address: str, password: str) -> None:
         hold(app, "acme")
         answer = Client(app_of(app, token=TOKEN), password=password).get(address)
@@ -217,7 +217,7 @@ class TestAccess:
     )
     def test_nonsense_is_not_the_token(self, app: Celery, value: str) -> None:
         client = Client(app_of(app, token=TOKEN))
-        answer = client.get("/metrics", headers={"authorization": value.encode()})
+        answer = client.get("/locks", headers={"authorization": value.encode()})
         assert answer.status_code == 401
         assert "The password is the token, with any user name (HTTP Basic)." in answer.text
 

@@ -16,8 +16,7 @@ from django.utils.module_loading import autodiscover_modules
 
 from celery_singleton_lock._celery import active_apps, is_stand_in
 from celery_singleton_lock.beat import ExclusiveScheduler
-from celery_singleton_lock.diagnosis.audit import task_warnings
-from celery_singleton_lock.diagnosis.settings import IN_MEMORY, of_app
+from celery_singleton_lock.diagnosis.audit import IN_MEMORY, of_app, task_warnings
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options.app import Settings, problems
