@@ -10,9 +10,6 @@ from random import SystemRandom
 
 _chance = SystemRandom()
 
-#: As `random.randrange`.
-randrange = _chance.randrange
-
 
 def back_off(failures: int, first: float, most: float) -> float:
     """Seconds to wait after this many failures: doubled each time, with jitter so that a crowd spreads out."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
@@ -158,7 +158,7 @@ class Kept:
         self._heartbeat.start(lease, self.lost)
 
     @classmethod
-    def together(cls, store: Store, leases: Sequence[Lease]) -> list[Kept]:
+    def together(cls, store: Store, leases: Iterable[Lease]) -> list[Kept]:
         """Leases that are renewed in the same rounds, as those of a process are."""
         heartbeat = named("heartbeat.Heartbeat")(store)
         return [cls(store, lease, heartbeat) for lease in leases]
@@ -251,8 +251,7 @@ def told(store: Store, call: Any) -> Any:
 
 def asked(store: Store, *call: Any) -> Any:
     """What the server answers to a command of Redis."""
-    with store._servers.connection() as connection:  # type: ignore[attr-defined]
-        return connection.ask(call)
+    return store._servers.command(*call)  # type: ignore[attr-defined]
 
 
 class Settling:
@@ -363,7 +362,7 @@ def has_heard_all(store: Store, but: int | None = None) -> bool:
     """Whether all nodes but one have answered everything on the last lines."""
     talk = talk_of(store)
     talk.collect()
-    return not any(line._unanswered for index, line in talk.lines.items() if index != but)
+    return not any(line.unanswered for index, line in talk.lines.items() if index != but)
 
 
 def connected(store: Store) -> list[bool]:

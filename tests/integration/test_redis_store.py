@@ -433,20 +433,21 @@ class TestInterrupted:
 
     def test_waiter_waits_no_longer(self, store: Store, client: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
         """Else the next user of its connection would wait for its wake-up."""
-        request, sendall = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True), socket.socket.sendall
+        request, really_send = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True), socket.socket.send
 
         def waits() -> bool:
             return bool(client.info("clients")["blocked_clients"])
 
-        def interrupted(it: socket.socket, data: bytes) -> None:
-            sendall(it, data)
-            if b"BLPOP" in data:
+        def interrupted(it: socket.socket, data: bytes) -> int:
+            number, is_blocking = really_send(it, data), b"BLPOP" in data
+            if is_blocking:
                 until(waits)
                 raise KeyboardInterrupt
+            return number
 
         taken(store)
         with pytest.raises(KeyboardInterrupt), store.waiter(request) as waiter, monkeypatch.context() as patch:
-            patch.setattr(socket.socket, "sendall", interrupted)
+            patch.setattr(socket.socket, "send", interrupted)
             waiter.wait(LIMIT)
         until(lambda: not waits())
 

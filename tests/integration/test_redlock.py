@@ -753,14 +753,15 @@ class TestManyLeases:
 
     @pytest.mark.slow
     def test_holders_are_notified_before_their_leases_end(self, nodes: Nodes, store: Store) -> None:
-        leases = []
-        for number in range(300):
-            holder = Holder(f"task {number}")
-            lease = store.acquire(LockRequest(f"many:{{{number}}}", new_owner(), ttl=6.0, holder=holder))
-            assert isinstance(lease, Lease)
-            leases.append(lease)
+        def acquired() -> Iterator[Lease]:
+            """Each is renewed while others are acquired, which takes long on a loaded machine."""
+            for number in range(300):
+                holder = Holder(f"task {number}")
+                lease = store.acquire(LockRequest(f"many:{{{number}}}", new_owner(), ttl=6.0, holder=holder))
+                assert isinstance(lease, Lease)
+                yield lease
 
-        kept = Kept.together(store, leases)
+        kept = Kept.together(store, acquired())
         for server in nodes.servers[:3]:
             server.pause()
         until(lambda: all(each.told.is_set() for each in kept), "all were notified")

@@ -166,8 +166,7 @@ class TestBeforeAnythingRuns:
 def test_server_whose_answers_are_not_heard(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Connection, "read", Connection.read)  # To be set back.
-    monkeypatch.setattr(Connection, "received", Connection.received)
+    monkeypatch.setattr(Connection, "receive", Connection.receive)  # To be set back.
     silence = tmp_path / "silence"
     silence_by(silence)
     with closing(Server(ConnectionPool.from_url(redis_server.url_of(2), socket_timeout=0.2))) as server:

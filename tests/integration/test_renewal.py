@@ -259,16 +259,17 @@ def test_interrupted_extension_leaves_the_next_renewals_to_others(
     own_redis: RedisServer, client: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a time limit, say, while the server is silent."""
-    sendall, here = socket.socket.sendall, threading.current_thread()
+    send, here = socket.socket.send, threading.current_thread()
 
-    def interrupted(it: socket.socket, data: bytes) -> None:
-        sendall(it, data)
+    def interrupted(it: socket.socket, data: bytes) -> int:
+        sent = send(it, data)
         if threading.current_thread() is here and KINDS["RENEW"] in data:
             raise KeyboardInterrupt
+        return sent
 
     holder = Holder(own_redis.port, client)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(socket.socket, "sendall", interrupted)
+        patch.setattr(socket.socket, "send", interrupted)
         holder.lock.reacquire()
     holder.outlives(LOST)
     assert holder.left == []

@@ -617,7 +617,7 @@ MODULES: dict[str, ModuleType] = {
     "random": _module("random", random, SystemRandom=_Chance),
     "secrets": _module("secrets", None, token_hex=lambda count=32: _randbytes(count).hex()),
     "select": _module("select", select, poll=_Poll),
-    "selectors": _module("selectors", selectors, DefaultSelector=_Selector),
+    "selectors": _module("selectors", selectors, DefaultSelector=_Selector, PollSelector=_Selector),
     "signal": _module(
         "signal",
         signal,

@@ -301,13 +301,7 @@ def dial(connection: Any) -> Socket:
     return made
 
 
-def has_arrived(connection: Any, timeout: float = 0) -> bool:
-    """Replaces redis-py's question to the kernel."""
-    return bool(connection._parser._reader.has_data() or connection._sock.readable)
-
-
 def patch_redis_py() -> None:
     """Make each connection of redis-py in this interpreter a simulated one."""
     Connection._connect = dial  # type: ignore[method-assign,assignment]
-    Connection.can_read = has_arrived  # type: ignore[method-assign]
     redis.utils.get_lib_version = lambda: "0"  # The original reads a file for each connection.

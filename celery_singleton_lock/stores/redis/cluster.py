@@ -14,7 +14,7 @@ from redis.connection import ConnectionPool
 from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError, ReadOnlyError, RedisError
 
-from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, alone
+from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, alone, unless_error
 from celery_singleton_lock.stores.redis.script import Call, Command
 from celery_singleton_lock.stores.redis.server import Server
 
@@ -46,12 +46,12 @@ class Cluster:
         self._nodes: dict[Address, Node] = {}
         #: Replaced whole, so that no mutex is needed: two threads that both read the map do no harm.
         self._slots: dict[int, Address] = {}
-        #: The same, or what it was before it was forgotten.
-        self._last_slots = self._slots
+        #: Whether the map is thought to be right; otherwise it is read anew before the next call.
+        self._is_right = False
         self.step = self.node(self._start[0]).step
 
     def run(self, call: Call, *, step: float | None = None) -> Any:
-        return self.server_of(call.keys[0]).run(call, step=step)
+        return unless_error(self.run_each([call], step=step)[0])
 
     def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
         answers: dict[int, Any] = {}
@@ -71,12 +71,11 @@ class Cluster:
 
     def server_of(self, key: str) -> Node:
         """The master that has the key."""
-        slot, slots = self.slot_of(key), self._map()
-        try:
-            return self.node(slots[slot])
-        except KeyError:
-            self._slots = {}
-            raise ConnectionError(f"no node of the cluster has slot {slot}") from None
+        slot = self.slot_of(key)
+        if (address := self._map().get(slot)) is None:
+            self._is_right = False
+            raise ConnectionError(f"no node of the cluster has slot {slot}")
+        return self.node(address)
 
     def slot_of(self, key: str) -> int:
         """Keys with the same slot can be named in one call."""
@@ -84,11 +83,11 @@ class Cluster:
 
     def place_of(self, key: str) -> Address | None:
         """The master that has the key, or had it when the map was last known; None if it never was."""
-        return self._last_slots.get(self.slot_of(key))
+        return self._slots.get(self.slot_of(key))
 
     def servers(self) -> Sequence[Node]:
         """All masters, as they are now."""
-        self._slots = {}
+        self._is_right = False
         return [self.node(address) for address in sorted(set(self._map().values()))]
 
     def close(self) -> None:
@@ -103,22 +102,23 @@ class Cluster:
 
     def learn(self, answer: object, address: Address) -> None:
         """Learn from what a node has answered, or raised, where the slots are."""
-        if isinstance(answer, MovedError) and self._slots:  # Or the map is read anew.
-            self._slots = self._last_slots = {**self._slots, answer.slot_id: _target(answer, address)}
+        if isinstance(answer, MovedError):
+            self._slots = {**self._slots, answer.slot_id: _target(answer, address)}
         elif isinstance(answer, _REPLACED):
             # Before the next call, and from this node at last.
-            self._slots = {}
+            self._is_right = False
             self._put_last(address)
 
     def _map(self) -> dict[int, Address]:
-        if not (slots := self._slots):
-            slots = self._slots = self._last_slots = self._read_map()
-        return slots  # Another thread may have forgotten it meanwhile.
+        if not self._is_right:
+            self._slots = unless_error(self._read_map())
+            self._is_right = True
+        return self._slots
 
     def _put_last(self, last: Address) -> None:
         self._known = tuple(sorted(self._known, key=lambda each: each == last))
 
-    def _read_map(self) -> dict[int, Address]:
+    def _read_map(self) -> dict[int, Address] | Exception:
         error: Exception = ConnectionError("the cluster has no nodes")
         for address in self._known:
             # Others are asked first for the next one: this node may have lost them.
@@ -129,10 +129,7 @@ class Cluster:
                 error = ConnectionError("the node has left the cluster")
             except (RedisError, OSError) as failed:
                 error = alone(failed)
-        try:
-            raise error
-        finally:
-            del error  # As in `_unless_error`.
+        return error
 
     def _shown(self, ranges: Sequence[Any], asked: Address) -> dict[int, Address]:
         """The map, as this node has shown it."""
@@ -151,15 +148,9 @@ class Node(Server):
         self._cluster: Cluster = weakref.proxy(cluster)
         self._address = address
 
-    def run(self, call: Call, *, step: float | None = None) -> Any:
-        return _unless_error(self.run_each([call], step=step)[0])
-
     def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
         answers = super().run_each(calls, step=step)
         return [call.understood(self._followed(one, call.by_text)) for call, one in zip(calls, answers, strict=True)]
-
-    def command(self, *command: object) -> Any:
-        return _unless_error(self.command_each([command])[0])
 
     def command_each(self, commands: Sequence[Command]) -> list[Any]:
         answers = super().command_each(commands)
@@ -190,15 +181,6 @@ class Node(Server):
             except (RedisError, OSError) as error:
                 answer = alone(error)
         return ConnectionError(f"the keys moved {REDIRECTIONS} times during the request")
-
-
-def _unless_error(answer: Any) -> Any:
-    if isinstance(answer, Exception):
-        try:
-            raise answer
-        finally:
-            del answer  # It refers to this frame from now on; see `Connection.read`.
-    return answer
 
 
 def _target(moved: AskError, asked: Address) -> Address:

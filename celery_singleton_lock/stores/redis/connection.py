@@ -1,13 +1,15 @@
 """One connection to a Redis server, on which commands are answered in the order in which they were sent.
 
-redis-py's connection dials and logs in (TLS, user, database, unix socket, Sentinel's master), sends and reads; its
-client's pool and retries are not used. Commands can be sent behind others that were not answered yet.
+redis-py's connection dials and logs in (TLS, user, database, unix socket, Sentinel's master), and hiredis packs and
+parses. In between are a few lines of our own, the same for one server, on which a thread waits, and for the nodes of a
+Redlock, which one thread asks at once. Commands can be sent behind others that were not answered yet.
 """
 
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401 - or the first look-up of a host does it, maybe in a thread while another forks
 import re
+import selectors
 import socket
 import struct
 from collections.abc import Iterator, Sequence
@@ -43,6 +45,9 @@ Late = TimeoutError
 Failure = TypeVar("Failure", bound=Exception)
 
 _NOTHING = object()
+
+#: Takes no descriptor of its own, as there may be many connections; not there on Windows, or in a pool of eventlet.
+_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 _READ = 65_536
 
@@ -100,9 +105,24 @@ def may_be_replaced(error: object) -> bool:
 
 
 def alone(error: Failure) -> Failure:
-    """The error, which takes the place of an answer, without the frames that refer to it; see `Connection.read`."""
+    """The error, which takes the place of an answer, without the frames that refer to it; see `unless_error`."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
+
+
+def unless_error(answer: Any, kind: type[Exception] = Exception) -> Any:
+    """The answer, or raise it if it is an error of this kind.
+
+    An error refers to the frames that it has passed, and so to the leases of its callers: the heartbeat renews what
+    somebody refers to. So none of these frames may refer to the error, which would keep both until the garbage is
+    collected.
+    """
+    if isinstance(answer, kind):
+        try:
+            raise answer
+        finally:
+            del answer
+    return answer
 
 
 class Connection:
@@ -127,7 +147,7 @@ class Connection:
         # Closing it, as redis-py does after some errors, resets it. Otherwise the kernel would go on trying, and
         # what was given up would come minutes later.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-        #: Seconds that a step may take; None if that is not known.
+        #: Seconds that a step may take.
         self.step: float | None = undialed.socket_timeout
         #: Commands that were sent and not answered yet.
         self.unanswered = 0
@@ -138,19 +158,42 @@ class Connection:
         self._reader = hiredis.Reader(
             protocolError=InvalidResponse, replyError=Parser.parse_error, notEnoughData=_NOTHING
         )
+        self._selector = _Selector()
+        self._selector.register(self._socket, selectors.EVENT_READ)
         #: Pushed bytes that the socket has not taken yet.
         self._unsent = bytearray()
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
+    def push(self, *commands: bytes) -> None:
+        """Have packed commands sent by `flush`."""
+        # Before they are sent: an interruption may come between any two lines, and the next user must not take the
+        # answer to one of these for an answer to something else.
+        self.unanswered += len(commands)
+        self._unsent += b"".join(commands)
+
+    def flush(self) -> None:
+        """Send what was pushed.
+
+        Raises:
+            TimeoutError: the socket does not take all of it yet.
+            ConnectionError: it will not.
+        """
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except OSError as error:
+            raise _as_redis_py_says(error, "sending") from error
+
     def send(self, *commands: Command) -> None:
         """Send some commands at once; `read` gives the answer to each, after the answers to earlier commands."""
-        wire = b"".join(map(packed, commands))
-        # Before it is sent: an interruption may come between any two lines, and the next user must not take the answer
-        # to this for an answer to something else.
-        self.unanswered += len(commands)
-        self._dialed.send_packed_command([wire], check_health=False)  # type: ignore[no-untyped-call]
+        self.push(*map(packed, commands))
+        try:
+            self.flush()
+        except RedisError:
+            self.close()  # Nobody sends the rest.
+            raise
 
     def read(self) -> Any:
         """The next answer.
@@ -160,37 +203,19 @@ class Connection:
             TimeoutError: it is not there yet; it can be read later.
             ConnectionError: it will not come; the connection must not be used again.
         """
-        try:
-            answer = self._dialed.read_response(disconnect_on_error=False)
-        except ResponseError as error:
-            self.unanswered -= 1
-            # Frames that refer to it, as redis-py's do before version 6, and so to the leases of its callers, must not
-            # live on in a cycle: the heartbeat renews what somebody refers to.
-            raise error.with_traceback(None) from None
-        self.unanswered -= 1
-        return answer
-
-    def ask(self, command: Command) -> Any:
-        """The answer to a command."""
-        self.send(command)
-        return self.read()
+        return unless_error(self._next())
 
     def answers(self, commands: Sequence[Command]) -> list[Any]:
         """The answers to some commands, in one round trip; an error takes the place of an answer."""
         self.send(*commands)
-        answers = [self._answer() for _ in commands]
+        # Nothing is known of the others if the server is about to end, or was just started.
+        answers = [unless_error(self._next(), ConnectionError) for _ in commands]
         self.is_doubtful |= any(map(may_be_replaced, answers))
         return answers
 
-    def run(self, call: Call) -> Any:
-        """Run a script by its digest, or by its text if the server does not know it yet."""
-        try:
-            return call.understood(self.ask(call.by_digest))
-        except NoScriptError:
-            return call.understood(self.ask(call.by_text))
-
     def run_each(self, calls: Sequence[Call]) -> list[Any]:
-        """As `run`, for several calls in one round trip; if one fails, its error takes the place of its answer.
+        """Run some scripts, in one round trip: by their digests, or by their text where the server does not know them
+        yet; an error takes the place of an answer.
 
         Raises:
             ReadOnlyError: this server may no longer be the master, so another connection is to carry them all out.
@@ -200,23 +225,17 @@ class Connection:
             known = self.answers([calls[place].by_text for place in unknown])
             for place, answer in zip(unknown, known, strict=True):
                 answers[place] = answer
+        if self.is_doubtful:
+            raise ReadOnlyError(str(next(filter(may_be_replaced, answers))))
         for place, call in enumerate(calls):
-            if may_be_replaced(answers[place]):
-                raise ReadOnlyError(str(answers[place]))
             try:
                 call.understood(answers[place])
             except InvalidResponse as error:
                 self.is_doubtful, answers[place] = True, alone(error)
         return answers
 
-    def _answer(self) -> Any:
-        try:
-            return self.read()
-        except ResponseError as error:
-            return alone(error)
-
     def wait_at_most(self, seconds: float) -> None:
-        """How long a step of sending or reading may take from now on; 0: no step of `flush` or `arrived` waits."""
+        """How long a step of sending or reading may take from now on; 0: it does not wait."""
         if seconds != self.step:
             self.step = seconds
             self._socket.settimeout(seconds)
@@ -224,42 +243,15 @@ class Connection:
     @property
     def is_quiet(self) -> bool:
         """Whether it is still open, and nothing has come to read."""
-        if self.step != self._dialed.socket_timeout:
-            self.step = None  # redis-py before version 8 sets it back to the other one.
-        try:
-            return not self._dialed.can_read()
-        except (RedisError, OSError):
-            return False
-
-    def close(self) -> None:
-        """End it, whatever is still under way; in the child of a fork, only here."""
-        self._dialed.disconnect()  # type: ignore[no-untyped-call]
-
-    # For a Redlock, whose nodes one thread asks at once: redis-py has nothing that does not wait.
-
-    def push(self, command: bytes) -> None:
-        """Have a command sent by `flush`, in non-blocking mode."""
-        self.unanswered += 1
-        self._unsent += command
-
-    def flush(self) -> None:
-        """Send as much of what was pushed as the socket takes."""
-        while self._unsent:
-            try:
-                sent = self._socket.send(self._unsent)
-            except OSError as error:
-                said = _as_redis_py_says(error, "sending")
-                if isinstance(said, TimeoutError):
-                    return
-                raise said from error
-            del self._unsent[:sent]
+        return not (self._reader.has_data() or self._selector.select(0))
 
     @property
     def unsent(self) -> int:
+        """Bytes that were pushed, and that the socket has not taken."""
         return len(self._unsent)
 
     def arrived(self) -> Iterator[Any]:
-        """The answers that are there, errors among them, without waiting for more; in non-blocking mode.
+        """The answers that are there, errors among them, if no step waits.
 
         Raises:
             ConnectionError: after the last of them.
@@ -273,19 +265,31 @@ class Connection:
                 return
             try:
                 # Even if nothing is to come: the server may have closed the connection.
-                self._reader.feed(self.received())
+                self.receive()
             except TimeoutError:
                 return
             received = True
 
-    def received(self) -> bytes:
+    def receive(self) -> None:
+        """Wait for some bytes of the next answer."""
         try:
             received = self._socket.recv(_READ)
         except OSError as error:
             raise _as_redis_py_says(error, "reading") from error
         if not received:
             raise ConnectionError("the server closed the connection")
-        return received
+        self._reader.feed(received)
+
+    def close(self) -> None:
+        """End it, whatever is still under way; in the child of a fork, only here."""
+        self._dialed.disconnect()  # type: ignore[no-untyped-call]
+
+    def _next(self) -> Any:
+        """The next answer, or error in its place."""
+        while (answer := self._reader.gets()) is _NOTHING:
+            self.receive()
+        self.unanswered -= 1
+        return answer
 
 
 def _as_redis_py_says(error: OSError, doing: str) -> Exception:

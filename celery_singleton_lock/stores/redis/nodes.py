@@ -9,6 +9,7 @@ answered, and not before: if its line breaks, it goes to the node's outbox.
 from __future__ import annotations
 
 import logging
+import math
 import selectors
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -168,16 +169,11 @@ class Line:
         self.events = selectors.EVENT_READ
         self._connection = connection
         self._fd = connection.fileno()
-        self._unanswered: deque[_Request] = deque()
+        self.unanswered: deque[_Request] = deque()
         connection.wait_at_most(0.0)
 
     def fileno(self) -> int:
         return self._fd
-
-    @property
-    def has_backlog(self) -> bool:
-        """Whether it has not answered something that must be carried out."""
-        return any(request.repeated_until for request in self._unanswered)
 
     def send(self, request: _Request) -> None:
         """Send a call behind what was sent before.
@@ -185,11 +181,8 @@ class Line:
         A script goes as text when it is first used: the answer that the node does not know it may come when nobody
         reads any more.
         """
-        if not self.is_open:
-            self.node.note(request, NotAsked(self.node.reason))
-            return
         # Before it is sent: an interruption may come between any two lines.
-        self._unanswered.append(request)
+        self.unanswered.append(request)
         sha, known = request.call.script.sha, self._connection.ran
         self._connection.push(request.command if sha in known else packed(request.call.by_text))
         known.add(sha)
@@ -199,6 +192,8 @@ class Line:
         """Send as much as the socket takes."""
         try:
             self._connection.flush()
+        except TimeoutError:
+            return
         except RedisError as error:
             self.break_off(error)
 
@@ -210,17 +205,13 @@ class Line:
     @property
     def is_mute(self) -> bool:
         """Whether it has not answered for long, when all that has arrived is heard."""
-        return len(self._unanswered) > 0 and clock.now() - self._unanswered[0].sent_at > MUTE_FOR
+        return len(self.unanswered) > 0 and clock.now() - self.unanswered[0].sent_at > MUTE_FOR
 
     def hear(self) -> None:
-        """Take note of the answers that are there."""
-        if not self.is_open:
-            return
+        """Take note of the answers that are there; once it is closed, of none."""
         try:
             for answer in self._connection.arrived():
                 self._heard(answer)
-                if not self.is_open:
-                    return
         except (RedisError, OSError) as error:
             self.break_off(error)
 
@@ -230,13 +221,13 @@ class Line:
             self.is_open = False
             self.node.reason = words_of(error)
             self._connection.close()
-        while self._unanswered:
-            self.node.note(self._unanswered.popleft(), alone(error))
+        while self.unanswered:
+            self.node.note(self.unanswered.popleft(), alone(error))
 
     def _heard(self, answer: Any) -> None:
-        if not self._unanswered:
+        if not self.unanswered:
             raise ConnectionError("it sent an answer that nobody asked for")
-        request = self._unanswered.popleft()
+        request = self.unanswered.popleft()
         if isinstance(answer, NoScriptError):
             # It has forgotten all scripts. Even if nobody waits for the answer any more: this may end a hold.
             self._connection.ran.clear()
@@ -268,7 +259,7 @@ class _Talk:
     @property
     def has_backlog(self) -> bool:
         """Whether a node has not answered something that must be carried out."""
-        return any(line.has_backlog for line in self.lines.values())
+        return any(request.repeated_until for line in self.lines.values() for request in line.unanswered)
 
     def add(self, line: Line) -> None:
         self.lines[line.node.index] = line
@@ -342,42 +333,35 @@ class Nodes:
         self._talks: deque[_Talk] = deque()
 
     def ask(
-        self,
-        call: Call,
-        enough: Callable[[Answers], bool],
-        *,
-        seconds: float,
-        repeat_for: float = 0.0,
-        linger: Callable[[Answers], float] = lambda _: 0.0,
+        self, call: Call, enough: Callable[[Answers], float | None], *, seconds: float, repeat_for: float = 0.0
     ) -> Answers:
         """Send a call to each node, and collect the answers until they are enough, or for that many seconds.
 
         Args:
             call: what to ask.
-            enough: whether the answers so far decide the matter.
+            enough: None as long as the answers do not decide the matter; then the seconds for which further ones are
+                collected, mostly 0.
             seconds: how long to wait for answers.
-            repeat_for: seconds for which it is sent again to each node that has not answered it.
-            linger: for how many seconds it collects further answers after they were enough.
+            repeat_for: seconds for which it is sent again to each node that has not answered it, also if this is
+                interrupted: what only some nodes have done is not done.
         """
-        (answers,) = self.ask_each(
-            [call],
-            lambda each: enough(each[0]),
-            seconds=seconds,
-            repeat_for=repeat_for,
-            linger=lambda each: linger(each[0]),
-        )
+        try:
+            (answers,) = self.ask_each([call], lambda each: enough(each[0]), seconds=seconds, repeat_for=repeat_for)
+        except BaseException:
+            if repeat_for:  # Maybe before it was sent.
+                self.repeat(call, repeat_for)
+            raise
         return answers
 
     def ask_each(
         self,
         calls: Sequence[Call],
-        enough: Callable[[Sequence[Answers]], bool],
+        enough: Callable[[Sequence[Answers]], float | None],
         *,
         seconds: float,
         step: float = CONNECT,
         connect: float = CONNECT_ALL,
         repeat_for: float = 0.0,
-        linger: Callable[[Sequence[Answers]], float] = lambda _: 0.0,
     ) -> list[Answers]:
         """As `ask`, for several calls at once, with one time for all of them; the answers to each.
 
@@ -387,13 +371,13 @@ class Nodes:
         with self._talk() as talk:
             self._connect(talk, step, connect)
             now = clock.now()
-            until, is_decided = now + seconds, False
+            until = now + seconds
             each = [Answers(sent_at=now) for _ in calls]
             for call, answers in zip(calls, each, strict=True):
                 self._send(talk, self.each, call, answers, repeat_for)
             while sum(map(len, each)) < len(self.each) * len(calls):
-                if not is_decided and enough(each):
-                    is_decided, until = True, min(until, clock.now() + linger(each))
+                if (longer := enough(each)) is not None:
+                    until = min(until, clock.now() + longer)
                 if (left := until - clock.now()) <= 0:
                     break
                 talk.hear(left)
@@ -425,8 +409,8 @@ class Nodes:
         """
         answers = Answers()
         for _ in tries():
-            is_decided = self.decided_by(lambda answer: not isinstance(answer, Exception))
-            answers = self.ask(call, is_decided, seconds=MAX_ANSWER)
+            enough = self.decided_by(lambda answer: not isinstance(answer, Exception))
+            answers = self.ask(call, enough, seconds=MAX_ANSWER)
             if len(answers.given) >= self.quorum:
                 return answers.given
         raise self.unavailable(answers.errors)
@@ -437,17 +421,9 @@ class Nodes:
         Raises:
             LockUnavailable: none does.
         """
-        errors: dict[int, str] = {}
-        until = clock.now() + READ_ALL
-        for node in self.each:
-            if not node.is_avoided and clock.now() < until:
-                try:
-                    return use(node.server)
-                except (RedisError, OSError) as error:
-                    errors[node.index] = _failed(node, error)
-        raise self.unavailable(errors)
+        return self.read(use, most=1)[0]
 
-    def read(self, reading: Callable[[Server], T], *, at_least: int = 1) -> list[T]:
+    def read(self, reading: Callable[[Server], T], *, at_least: int = 1, most: float = math.inf) -> list[T]:
         """What each node that answers shows, one after the other; nodes that failed a moment ago come last.
 
         Raises:
@@ -457,13 +433,15 @@ class Nodes:
         errors: dict[int, str] = {}
         spent = 0.0
         for node in sorted(self.each, key=lambda node: node.is_avoided):
-            if node.is_avoided and len(found) >= at_least:
-                continue  # The others say enough.
+            if len(found) >= most or (node.is_avoided and len(found) >= at_least):
+                break  # The others say enough.
             began = clock.now()
             try:
                 found.append(reading(node.server))
             except (RedisError, OSError) as error:
-                errors[node.index] = _failed(node, error)
+                if isinstance(error, NO_ANSWER):
+                    node.failed(error)
+                errors[node.index] = words_of(error)
                 spent += clock.now() - began
             if spent > READ_ALL or len(errors) > len(self.each) - at_least:
                 break
@@ -471,14 +449,14 @@ class Nodes:
             raise self.unavailable(errors)
         return found
 
-    def decided_by(self, is_yes: Callable[[Any], bool]) -> Callable[[Answers], bool]:
-        """Whether a majority has said yes, or cannot any more."""
+    def decided_by(self, is_yes: Callable[[Any], bool]) -> Callable[[Answers], float | None]:
+        """Answers are enough once a majority has said yes, or cannot any more."""
 
-        def is_decided(answers: Answers) -> bool:
+        def enough(answers: Answers) -> float | None:
             yes = sum(map(is_yes, answers.values()))
-            return yes >= self.quorum or len(answers) - yes > self.spare
+            return at_once(yes >= self.quorum or len(answers) - yes > self.spare)
 
-        return is_decided
+        return enough
 
     def has_failed(self, answers: Answers) -> bool:
         """Whether too many nodes have failed for the others to be a majority."""
@@ -561,7 +539,12 @@ class Nodes:
         return LOOK_AFTER[1] if has_backlog else None
 
 
-def tries(*, within: float = float("inf")) -> Iterator[int]:
+def at_once(is_enough: bool) -> float | None:
+    """What `enough` says (see `Nodes.ask`) if no further answers are wanted."""
+    return 0.0 if is_enough else None
+
+
+def tries(*, within: float = math.inf) -> Iterator[int]:
     """Numbers the tries to get a majority, with a pause between two; none is begun after that many seconds."""
     until = clock.now() + within
     for number in range(TRIES):
@@ -570,10 +553,3 @@ def tries(*, within: float = float("inf")) -> Iterator[int]:
                 return
             clock.sleep(chance.spread(RETRY_DELAY))
         yield number
-
-
-def _failed(node: Node, error: Exception) -> str:
-    """The words of an error; a node that did not answer is left alone for a while."""
-    if isinstance(error, NO_ANSWER):
-        node.failed(error)
-    return words_of(error)

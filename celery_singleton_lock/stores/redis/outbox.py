@@ -10,11 +10,11 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from celery.utils.log import get_logger
-from redis.exceptions import ClusterDownError, RedisError, TryAgainError
+from redis.exceptions import ClusterDownError, ReadOnlyError, RedisError, TryAgainError
 
 from celery_singleton_lock.batches import BATCH, Batches, Waiting
 from celery_singleton_lock.stores.redis.cluster import Cluster
-from celery_singleton_lock.stores.redis.connection import NO_ANSWER, may_be_replaced
+from celery_singleton_lock.stores.redis.connection import NO_ANSWER, unless_error
 from celery_singleton_lock.stores.redis.script import Call, batches
 from celery_singleton_lock.stores.redis.server import Server, words_of
 
@@ -25,7 +25,7 @@ AFTER = 0.05
 
 #: Errors after which another server may answer the next question, and not know what is pending. Others, such as a lack
 #: of memory, meet that question as well.
-_ELSEWHERE = (*NO_ANSWER, ClusterDownError, TryAgainError)
+_ELSEWHERE = (*NO_ANSWER, ClusterDownError, ReadOnlyError, TryAgainError)
 
 #: Identifies a call: what it ends, the key of the lock, and the owner.
 CallId = tuple[str, str, str]
@@ -53,12 +53,7 @@ class Outbox(Batches[Call]):
             RedisError, OSError: no answer, or an error after which another server may answer what is asked next.
         """
         for batch in batches([it for it in self.in_time() if it.name[1] == key], BATCH):
-            for answer in self._answers_to(batch):
-                if isinstance(answer, _ELSEWHERE) or may_be_replaced(answer):
-                    try:
-                        raise answer
-                    finally:
-                        del answer  # It refers to this frame from now on; see `Connection.read`.
+            unless_error(self._sent(batch))
 
     def send(self, items: Sequence[Call]) -> Sequence[bool]:
         try:
@@ -70,10 +65,11 @@ class Outbox(Batches[Call]):
     def place_of(self, item: Call) -> Hashable:
         return self._servers.place_of(item.keys[0])
 
-    def _answers_to(self, batch: Sequence[Waiting[Call]]) -> list[Any]:
+    def _sent(self, batch: Sequence[Waiting[Call]]) -> Exception | None:
+        """Send these; an error after which another server may answer what is asked next."""
         answers = self._answers([it.item for it in batch])
         self.forget(batch, [not isinstance(answer, Exception) for answer in answers])
-        return answers
+        return next((answer for answer in answers if isinstance(answer, _ELSEWHERE)), None)
 
     def _answers(self, calls: Sequence[Call]) -> list[Any]:
         answers = self._servers.run_each([call.again() for call in calls])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from celery.utils.log import get_logger
@@ -25,7 +24,7 @@ from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.lock_answers import Answer, FreeAnswer
 from celery_singleton_lock.stores.redis.lock_commands import PROMISE
-from celery_singleton_lock.stores.redis.nodes import MAX_ANSWER, Answers, Node, Nodes, NotAsked, tries
+from celery_singleton_lock.stores.redis.nodes import MAX_ANSWER, Answers, Node, Nodes, NotAsked, at_once, tries
 from celery_singleton_lock.stores.redis.script import Call, batches, ms
 from celery_singleton_lock.stores.redis.server import Server, words_of
 from celery_singleton_lock.stores.redis.waiter import RedisWakeUp
@@ -48,88 +47,77 @@ FARTHER, FARTHER_SHARE = 0.1, 1 / 100
 PROMISED = 30.0
 
 
-@dataclass(slots=True)
 class Votes:
-    """The answers to a `vote`, by the node's index.
+    """What the answers to a `vote` mean.
+
+    Args:
+        answers: of the nodes.
+        nodes: all of them.
+        message: the message that the lock was asked for.
 
     Attributes:
-        quorum: how many are a majority.
-        message: the message that the lock was asked for.
         granted: the fences of the nodes that granted it.
         held: the holder on each node where it is held.
         record: the message's record, if one was found.
-        withheld: why a node that answered has no vote.
         new: seconds until nodes without memory vote.
-        errors: why a node did not answer.
-        unasked: nodes that were not even asked.
+        reasons: why a node has no vote, by its index.
         is_given_up: whether somebody has given the owner up.
     """
 
-    quorum: int
-    message: str
-    granted: list[int] = field(default_factory=list)
-    held: dict[int, Held] = field(default_factory=dict)
-    record: Record | None = None
-    withheld: dict[int, str] = field(default_factory=dict)
-    new: list[float] = field(default_factory=list)
-    errors: dict[int, str] = field(default_factory=dict)
-    unasked: set[int] = field(default_factory=set)
-    is_given_up: bool = False
-
-    @classmethod
-    def of(cls, answers: Answers, quorum: int, message: str) -> Votes:
-        votes = cls(quorum, message)
+    def __init__(self, answers: Answers, nodes: Nodes, message: str) -> None:
+        self._nodes = nodes
+        self.granted: list[int] = []
+        self.held: list[Held] = []
+        self.record: Record | None = None
+        self.new: list[float] = []
+        self.reasons: dict[int, str] = {}
+        self.is_given_up = False
         for index, answer in answers.items():
-            votes._add(index, answer)
-        return votes
+            if isinstance(answer, Exception):
+                self.reasons[index] = words_of(answer)
+                continue
+            kind, *rest = answer
+            if kind == Answer.GRANTED:
+                self.granted.append(rest[0])
+            elif kind == Answer.HELD:
+                self.held.append(lock_answers.parse_held(rest[0], rest[1]))
+            elif kind == Answer.RECORD and rest[0].startswith(PROMISE):
+                # One vote against it: on a minority, it keeps nobody from the lock.
+                self.reasons[index] = "the message is being refused"
+            elif kind == Answer.RECORD:
+                self.record = lock_answers.record(message, *rest)
+            elif kind == Answer.GIVEN_UP:
+                self.reasons[index], self.is_given_up = "the owner was given up", True
+            else:
+                self.new.append(rest[0] / 1000)
+                self.reasons[index] = f"it came back without its data, and has no vote for {self.new[-1]:.1f} s"
 
     @property
     def has_majority(self) -> bool:
-        return len(self.granted) >= self.quorum
+        return len(self.granted) >= self._nodes.quorum
 
     @property
     def is_held(self) -> bool:
         """Whether one owner is known to have a majority."""
-        return any(count >= self.quorum for count in self._owners().values())
+        return any(count >= self._nodes.quorum for count in self._owners().values())
 
-    @property
-    def holder(self) -> Held | None:
-        """The holder as far as is known: the owner on most nodes; None if it seems to be free."""
-        if not self.held:
-            return None
+    def holder(self) -> Held:
+        """Who has the lock.
+
+        Raises:
+            LockUnavailable: that is not known. If no majority has one owner, the nodes without a vote decide: what was
+                freed may be left on the others.
+        """
+        if not self.held or not (self.is_held or len(self.granted) + len(self.held) == len(self._nodes.each)):
+            error = self._nodes.unavailable(self.reasons)
+            raise NewNodes(error.server, error.reason) if self.new else error
         owner = self._owners().most_common(1)[0][0]
-        of_owner = [held for held in self.held.values() if held.owner == owner]
+        of_owner = [held for held in self.held if held.owner == owner]
         holder = next((held.holder for held in of_owner if held.holder is not None), None)
         return Held(holder, owner, max(held.remaining for held in of_owner))
 
-    @property
-    def voted(self) -> int:
-        """How many nodes have voted."""
-        return len(self.granted) + len(self.held)
-
     def _owners(self) -> Counter[str]:
-        return Counter(held.owner for held in self.held.values())
-
-    def _add(self, index: int, answer: Any) -> None:
-        if isinstance(answer, Exception):
-            self.errors[index] = words_of(answer)
-            if isinstance(answer, NotAsked):
-                self.unasked.add(index)
-            return
-        kind, *rest = answer
-        if kind == Answer.GRANTED:
-            self.granted.append(rest[0])
-        elif kind == Answer.HELD:
-            self.held[index] = lock_answers.parse_held(rest[0], rest[1])
-        elif kind == Answer.RECORD and rest[0].startswith(PROMISE):
-            self.withheld[index] = "the message is being refused"
-        elif kind == Answer.RECORD:
-            self.record = lock_answers.record(self.message, *rest)
-        elif kind == Answer.GIVEN_UP:
-            self.withheld[index], self.is_given_up = "the owner was given up", True
-        else:
-            self.new.append(rest[0] / 1000)
-            self.withheld[index] = f"it came back without its data, and has no vote for {self.new[-1]:.1f} s"
+        return Counter(held.owner for held in self.held)
 
 
 class RedlockStore:
@@ -145,44 +133,42 @@ class RedlockStore:
         self.server = server
         self._nodes = Nodes(servers, server)
         self._memory = memory
-        self._is_agreed = self._nodes.decided_by(lambda answer: _kind(answer) == Answer.GRANTED)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
+        found: Lease | Record | Votes = Votes(Answers(), self._nodes, "")
         try:
-            found = self._acquire(request)
+            for _ in tries(within=PATIENCE):
+                if request.late:
+                    if request.another is None:
+                        break
+                    request.give_up(request.another())
+                found = self._try(request)
+                if not isinstance(found, Votes) or found.is_given_up or found.is_held:
+                    break
         except BaseException:
             # Interrupted (a time limit, a shutdown) between sending and reading.
             request.late = True
             if request.another is not None:
                 self.abandon(request.hold())
             raise
-        if not isinstance(found, Votes):
-            return found
-        holding = found.holder
-        # If no majority has one owner, the nodes without a vote decide: what was freed may be left on the others.
-        if holding is None or not (found.is_held or found.voted == len(self._nodes.each)):
-            error = self._nodes.unavailable(found.errors | found.withheld)
-            raise error if not found.new else NewNodes(error.server, error.reason)
-        return holding
+        return found.holder() if isinstance(found, Votes) else found
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
         """See `Store.renew`; `timeout` is that of connecting, and of the answers to all."""
         parts = [*batches(holds)]
         undecided = set(range(len(parts)))
+        linger = min(FARTHER, FARTHER_SHARE * min((hold.ttl for hold in holds), default=0.0))
 
-        def is_decided(each: Sequence[Answers]) -> bool:
+        def enough(each: Sequence[Answers]) -> float | None:
             for place in list(undecided):
                 if len(self._renewed(parts[place], each[place])) == len(parts[place]):
                     undecided.discard(place)
             # Waiting does not help either if most nodes have failed.
-            return not undecided or all(self._nodes.has_failed(each[place]) for place in undecided)
+            return linger if all(self._nodes.has_failed(each[place]) for place in undecided) else None
 
         ttls = {hold: hold.ttl for hold in holds}  # A lease may get another one meanwhile.
         calls = [lock_commands.renew(batch) for batch in parts]
-        linger = min(FARTHER, FARTHER_SHARE * min((hold.ttl for hold in holds), default=0.0))
-        each = self._nodes.ask_each(
-            calls, is_decided, seconds=timeout, step=timeout, connect=timeout, linger=lambda _: linger
-        )
+        each = self._nodes.ask_each(calls, enough, seconds=timeout, step=timeout, connect=timeout)
         renewed: dict[Hold, bool] = {}
         for batch, answers in zip(parts, each, strict=True):
             for hold, ours in self._renewed(batch, answers).items():
@@ -290,33 +276,24 @@ class RedlockStore:
     def close(self) -> None:
         self._nodes.close()
 
-    def _acquire(self, request: LockRequest) -> Lease | Held | Record | Votes:
-        """What was found; the last votes if that is not clear."""
-        found: Lease | Record | Votes = Votes(self._nodes.quorum, request.holder.message)
-        for _ in tries(within=PATIENCE):
-            if request.late:
-                if request.another is None:
-                    break
-                request.give_up(request.another())
-            found = self._try(request)
-            if not isinstance(found, Votes):
-                return found
-            if found.is_given_up:
-                break
-            if found.is_held and (holder := found.holder) is not None:
-                return holder
-        return found
-
     def _try(self, request: LockRequest) -> Lease | Record | Votes:
         """Ask once; nothing is left of it unless it gives a lease.
 
         A request that was given up may arrive when the next one is under way: neither it nor its undoing may touch what
         the next one has got. So each has an owner of its own, unless no node can have granted the one before.
         """
+
+        def enough(answers: Answers) -> float | None:
+            votes = Votes(answers, self._nodes, "")
+            if votes.has_majority or votes.record is not None:
+                return 0.0
+            # A moment longer if it is held: if all nodes refuse it, nothing is left to undo.
+            return FARTHER if votes.is_held else None
+
         call = lock_commands.vote(request, memory=self._memory)
         request.late = True
-        answers = self._nodes.ask(call, self._is_decided, seconds=_patience(request.ttl), linger=self._linger)
-        votes = Votes.of(answers, self._nodes.quorum, request.holder.message)
+        answers = self._nodes.ask(call, enough, seconds=_patience(request.ttl))
+        votes = Votes(answers, self._nodes, request.holder.message)
         if votes.has_majority and votes.record is None:
             fence = self._fence(request, votes.granted)
             if fence and trust.came_in_time(answers.sent_at, request.ttl):
@@ -327,31 +304,12 @@ class RedlockStore:
                 "%s: %d of %d nodes are new, or came back without their data; they vote in %g s",
                 *(self.server, first, len(self._nodes.each), request.ttl),
             )
-        if request.another is None:
-            return votes.record or votes
-        asked = [index for index in range(len(self._nodes.each)) if index not in votes.unasked]
-        if len(votes.held) + len(votes.withheld) < len(asked):
+        if request.another is not None:
+            maybe = [node.index for node in self._nodes.each if _may_hold(answers.get(node.index))]
+            request.late = bool(maybe)
             undo = lock_commands.undo(request, wakes=False)
-            self._nodes.send(undo, asked, repeat_for=max(request.ttl, REPEAT_FOR))
-        else:
-            request.late = False
+            self._nodes.send(undo, maybe, repeat_for=max(request.ttl, REPEAT_FOR))
         return votes.record or votes
-
-    def _is_decided(self, answers: Answers) -> bool:
-        """Whether the other nodes' votes cannot change anything."""
-        # A promise is one vote: on a minority, it keeps nobody from the lock.
-        if any(_is_recorded(answer) for answer in answers.values()):
-            return True
-        if not self._is_agreed(answers):
-            return False
-        votes = Votes.of(answers, self._nodes.quorum, "")
-        return votes.has_majority or votes.is_held or len(answers) == len(self._nodes.each)
-
-    def _linger(self, answers: Answers) -> float:
-        """How long to wait for the other votes: if all nodes refuse the lock, nothing is left to undo."""
-        kinds = [_kind(answer) for answer in answers.values()]
-        is_granted = kinds.count(Answer.GRANTED) >= self._nodes.quorum
-        return 0.0 if is_granted or any(map(_is_recorded, answers.values())) else FARTHER
 
     def _fence(self, wanted: LockRequest, fences: Sequence[int]) -> int | None:
         """A token that any later majority counts beyond; None if that could not be ensured."""
@@ -359,8 +317,8 @@ class RedlockStore:
         if fences.count(fence) >= quorum:
             return fence
         call = lock_commands.raise_fence(wanted.key, wanted.owner, fence=fence)
-        is_decided = self._nodes.decided_by(lambda answer: answer == 1)
-        answers = self._nodes.ask(call, is_decided, seconds=_patience(wanted.ttl))
+        enough = self._nodes.decided_by(lambda answer: answer == 1)
+        answers = self._nodes.ask(call, enough, seconds=_patience(wanted.ttl))
         return fence if [*answers.values()].count(1) >= quorum else None
 
     def _renewed(self, batch: Sequence[Hold], answers: Answers) -> dict[Hold, bool]:
@@ -382,10 +340,10 @@ class RedlockStore:
         """
         parts = [*batches([*dict.fromkeys(hold for of_node in lost.values() for hold in of_node)])]
 
-        def is_known(each: Sequence[Answers]) -> bool:
-            return all(len(_with_holders(*pair)) == len(pair[0]) for pair in zip(parts, each, strict=True))
+        def enough(each: Sequence[Answers]) -> float | None:
+            return at_once(all(len(_with_holders(*pair)) == len(pair[0]) for pair in zip(parts, each, strict=True)))
 
-        each = self._nodes.ask_each([lock_commands.values(part) for part in parts], is_known, seconds=seconds)
+        each = self._nodes.ask_each([lock_commands.values(part) for part in parts], enough, seconds=seconds)
         values: dict[Hold, bytes] = {}
         for part, answers in zip(parts, each, strict=True):
             values.update(_with_holders(part, answers))
@@ -404,21 +362,17 @@ class RedlockStore:
     def _freed(self, hold: Hold, call: Call, *, repeats: bool) -> Answers:
         """The nodes' answers to freeing; if it `repeats`, it is sent again to nodes that have not answered."""
 
-        def is_decided(answers: Answers) -> bool:
+        def enough(answers: Answers) -> float | None:
             ours, gone = _freed_on(answers)
-            return ours >= self._nodes.quorum or gone > self._nodes.spare or self._nodes.has_failed(answers)
+            return at_once(ours >= self._nodes.quorum or gone > self._nodes.spare or self._nodes.has_failed(answers))
 
+        was_ending, hold.ending = hold.ending, True  # If this is interrupted.
         repeat_for = max(hold.ttl, REPEAT_FOR) if repeats else 0.0
-        try:
-            answers = self._nodes.ask(call, is_decided, seconds=_patience(hold.ttl), repeat_for=repeat_for)
-            if FreeAnswer.SOMEBODY_WAITS in answers.values():
-                # Only now: a waiter that wakes while most nodes still hold the lock would find it held.
-                self._nodes.send(lock_commands.wake(hold.key, limit=1))
-        except BaseException:
-            if repeats:  # Interrupted, maybe before it was sent.
-                hold.ending = True
-                self._nodes.repeat(call, repeat_for)
-            raise
+        answers = self._nodes.ask(call, enough, seconds=_patience(hold.ttl), repeat_for=repeat_for)
+        if FreeAnswer.SOMEBODY_WAITS in answers.values():
+            # Only now: a waiter that wakes while most nodes still hold the lock would find it held.
+            self._nodes.send(lock_commands.wake(hold.key, limit=1))
+        hold.ending = was_ending
         return answers
 
     def _refuse(self, key: str, holder: Holder, record: Record, sent: list[Record]) -> Held | Record | None:
@@ -457,14 +411,10 @@ class RedlockStore:
 
     def _agreed(self, call: Call, *, repeat_for: float = 0.0) -> Answers:
         """The nodes' answers to one step of a refusal."""
-        try:
-            # Not merely until a majority has answered: if a node where the message's copy has the lock answers sooner
-            # than one that has promised, a refusal that others have already seen would be taken back.
-            return self._nodes.ask(call, self._is_agreed, seconds=MAX_ANSWER, repeat_for=repeat_for)
-        except BaseException:
-            if repeat_for:  # Interrupted: a record that some nodes have ends the message for some copies only.
-                self._nodes.repeat(call, repeat_for)
-            raise
+        # Not merely until a majority has answered: if a node where the message's copy has the lock answers sooner than
+        # one that has promised, a refusal that others have already seen would be taken back.
+        enough = self._nodes.decided_by(lambda answer: _kind(answer) == Answer.GRANTED)
+        return self._nodes.ask(call, enough, seconds=MAX_ANSWER, repeat_for=repeat_for)
 
     def _take_back(self, key: str, sent: list[Record], answers: Answers) -> None:
         """Forget what was sent. What is promised next has another name: this may arrive after it, on its own way."""
@@ -533,9 +483,10 @@ def _agreeing(answers: Answers) -> int:
     return [*map(_kind, answers.values())].count(Answer.GRANTED)
 
 
-def _is_recorded(answer: Any) -> bool:
-    """Whether the answer to a vote is the message's end."""
-    return bool(_kind(answer) == Answer.RECORD and not answer[1].startswith(PROMISE))
+def _may_hold(answer: Any) -> bool:
+    """Whether a node that answers so to a vote may have granted the lock, or may still do so."""
+    is_silent = answer is None or isinstance(answer, Exception)
+    return not isinstance(answer, NotAsked) and (is_silent or _kind(answer) == Answer.GRANTED)
 
 
 def _objects(answer: Any) -> bool:

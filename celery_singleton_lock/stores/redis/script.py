@@ -63,10 +63,6 @@ class Script:
         self.text = b"\n".join(line for line in lines if line and not line.startswith(b"--"))
         self.sha = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()
 
-    @property
-    def load(self) -> Command:
-        return "SCRIPT", "LOAD", self.text
-
 
 class Call(NamedTuple):
     """A script with its keys and arguments; `keys[0]` says which slot of a cluster it is for.

@@ -25,7 +25,7 @@ from redis.retry import Retry
 from celery_singleton_lock import cleaned, forks
 from celery_singleton_lock.errors import FOREIGN
 from celery_singleton_lock.stores.redis._redis_py import OF_A_POOL
-from celery_singleton_lock.stores.redis.connection import Connection, Parser, may_be_replaced
+from celery_singleton_lock.stores.redis.connection import Connection, Parser, may_be_replaced, unless_error
 from celery_singleton_lock.stores.redis.script import Call, Command
 
 #: Seconds that one step (connect, send, read) may take, unless the connection options say less.
@@ -102,13 +102,12 @@ class Server:
         return str(at.get("path") or f"{at.get('host', 'localhost')}:{at.get('port', 6379)}/{at.get('db') or 0}")
 
     def run(self, call: Call, *, step: float | None = None) -> Any:
-        """Run a script; one round trip. See `Connection.run`.
+        """Run a script; one round trip.
 
         Raises:
             RedisError, OSError: no answer, or an error.
         """
-        with _Loan(self, step or self.step) as connection:
-            return connection.run(call)
+        return unless_error(self.run_each([call], step=step)[0])
 
     def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
         """Run several scripts in one round trip. See `Connection.run_each`."""
@@ -141,8 +140,7 @@ class Server:
 
     def command(self, *command: object) -> Any:
         """The answer to a command."""
-        with self.connection() as connection:
-            return connection.ask(command)
+        return unless_error(self.command_each([command])[0])
 
     def command_each(self, commands: Sequence[Command]) -> list[Any]:
         with self.connection() as connection:

@@ -31,8 +31,8 @@ MUTANTS = (
     ),
     _redlock(
         "a failed attempt is undone where it was not answered, too",
-        old="if index not in votes.unasked]",
-        new="if index in answers and index not in votes.unasked]",
+        old="    is_silent = answer is None or isinstance(answer, Exception)",
+        new="    is_silent = isinstance(answer, Exception)",
     ),
     _redlock(
         "most nodes of a Redlock have its token",
