@@ -368,7 +368,7 @@ class TestCheck:
         with pytest.raises(InvalidOption) as caught:
             task_of(f, lock_key)
         assert f"option lock_key of task task is {lock_key!r}, a template that names no argument" in str(caught.value)
-        assert str(caught.value).endswith("as in 'tenant:{tenant_id}', or write [] if they are to share it")
+        assert str(caught.value).endswith("as in ['a'] or '{a}', or write [] if they are to share it")
 
     def test_error_names_the_function(self) -> None:
         with pytest.raises(InvalidOption, match=r"but f has no argument 'x'; it has: a, b, c"):
