@@ -228,10 +228,11 @@ def check_lock_key(task_name: str, lock_key: Any, run: Callable[..., Any]) -> No
     where, allowed = f"option lock_key of task {task_name} is {lock_key!r}", possible(run)
     if isinstance(lock_key, str):
         if not (paths := fields_of_valid(where, lock_key)):
-            name = lock_key if lock_key in (allowed or ()) else next(iter(allowed or ()), "tenant_id")
+            names = [*(allowed or ["tenant_id"])]
+            one = lock_key if lock_key in names else names[0]
             raise InvalidOption(
                 f"{where}, a template that names no argument, so that all calls would share one lock; name one, as in "
-                f"['{name}'] or '{{{name}}}', or write [] if they are to share it"
+                f"['{one}'] or '{{{one}}}', or write [] if they are to share it"
             )
     elif isinstance(lock_key, (list, tuple)) and all(isinstance(path, str) for path in lock_key):
         paths = list(lock_key)
