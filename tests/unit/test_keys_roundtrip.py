@@ -29,31 +29,38 @@ scalars = (
     | st.decimals(allow_nan=False, allow_infinity=False)
     | st.uuids()
     | st.binary()
-    | st.builds(lambda at, zone: at.replace(tzinfo=zone), st.datetimes(), zones)
+    | st.datetimes(timezones=zones)
     | st.dates()
     | st.times()
 )
-json_values = st.recursive(
-    scalars,
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.lists(inner, max_size=4).map(tuple)
-        | st.dictionaries(st.text(alphabet=st.characters(exclude_categories=["Cs"])), inner, max_size=4)
-        | st.dictionaries(st.integers(), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
 basic = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text("ab{}:,%1")
-basic_values = st.recursive(
-    basic,
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.lists(inner, max_size=4).map(tuple)
-        | st.dictionaries(st.text("ab1"), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
 
+
+# Named: Hypothesis reads the source of a lambda, which Python 3.11 cannot do while another thread compiles.
+def in_sequences(inner: Any) -> Any:
+    return st.lists(inner, max_size=4) | st.lists(inner, max_size=4).map(tuple)
+
+
+def in_basic(inner: Any) -> Any:
+    return in_sequences(inner) | st.dictionaries(st.text("ab1"), inner, max_size=4)
+
+
+def in_json(inner: Any) -> Any:
+    names = st.text(alphabet=st.characters(exclude_categories=["Cs"]))
+    return (
+        in_sequences(inner)
+        | st.dictionaries(names, inner, max_size=4)
+        | st.dictionaries(st.integers(), inner, max_size=4)
+    )
+
+
+def in_pickle(inner: Any) -> Any:
+    return st.lists(inner, max_size=3) | st.frozensets(st.integers())
+
+
+json_values = st.recursive(scalars, in_json, max_leaves=12)
+basic_values = st.recursive(basic, in_basic, max_leaves=12)
+pickled_values = st.recursive(scalars, in_pickle, max_leaves=8)
 
 TASK = task_of(lambda a, b=(1, 2): None)
 
@@ -94,7 +101,7 @@ def test_keys_agree_after_json(a: Any, b: Any) -> None:
 
 
 @FAST
-@given(st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.frozensets(st.integers()), max_leaves=8))
+@given(pickled_values)
 def test_keys_agree_after_pickle(a: Any) -> None:
     assert_agree((a,), {}, "pickle")
 
