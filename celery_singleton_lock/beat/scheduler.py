@@ -30,7 +30,7 @@ from celery_singleton_lock.beat.claims import Claims
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import key_of_beat, key_of_text, name_of_beat
-from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.app import BeatSettings
 from celery_singleton_lock.outage import Outage
 from celery_singleton_lock.runtime import Runtime
@@ -134,7 +134,7 @@ class Presence:
         self._ttl = ttl
         node, process = f"beat@{socket.gethostname()}", process_identity.own()
         self._holder = Holder(node=node, pid=os.getpid(), since=clock.wall(), process=process)
-        self._lease: Lease | None = None
+        self._hold: Hold | None = None
         self._renews_at = float("-inf")
 
     @property
@@ -151,11 +151,10 @@ class Presence:
         if self.renews_in > 0:
             return
         self._renews_at = clock.now() + self._ttl * trust.RENEW_AFTER
-        lease, self._lease = self._lease, None
-        if lease is None or self._store.renew([lease], timeout=trust.step_of(self._ttl)) != [True]:
-            found = self._store.acquire(LockRequest(self._key, new_owner(), ttl=self._ttl, holder=self._holder))
-            lease = found if isinstance(found, Lease) else None
-        self._lease = lease
+        if self._hold is None or self._store.renew([self._hold], timeout=trust.step_of(self._ttl)) != [True]:
+            request = LockRequest(self._key, new_owner(), ttl=self._ttl, holder=self._holder)
+            self._hold = request.hold()  # Before it asks: a signal may interrupt that, and the beat end.
+            self._store.acquire(request)
 
     def end(self) -> None:
         """Show it no more.
@@ -163,9 +162,9 @@ class Presence:
         Raises:
             LockUnavailable: it is shown until it ends by itself.
         """
-        if self._lease is not None:
-            self._store.free(self._lease)
-            self._lease = None
+        if self._hold is not None:
+            self._store.free(self._hold)
+            self._hold = None
 
 
 def _exclusive(own: type[ExclusiveScheduler], wrapped: type[Scheduler]) -> type[ExclusiveScheduler]:
