@@ -21,9 +21,7 @@ from celery_singleton_lock.holder import OWNER_LENGTH
 from celery_singleton_lock.in_bulk import UNCONFIRMED_TTL
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.lock_commands import MEMORY_TTL, WAKE_TTL
-from celery_singleton_lock.stores.redis.nodes import MAX_PAUSE as PAUSE_OF_NODE
 from celery_singleton_lock.stores.redis.script import ms
-from celery_singleton_lock.stores.redis.waiter import SLICE
 from celery_singleton_lock.stores.redis.wake_ups import MAX_PASSED_ON, REFRESH
 from celery_singleton_lock.task import message as messages
 from celery_singleton_lock.task.queue_lock import SOON
@@ -33,14 +31,12 @@ from tests.simulation.scheduler import active
 
 Part = TypeVar("Part")
 
-#: For the checkers. A node of a Redlock that did not answer is left alone for `PAUSE_OF_NODE`.
+#: For the checkers.
 __all__ = (
     "MAX_PASSED_ON",
     "MAX_PAUSE",
     "MEMORY_TTL",
-    "PAUSE_OF_NODE",
     "REFRESH",
-    "SLICE",
     "SOON",
     "STEP_SHARE",
     "UNCONFIRMED_TTL",

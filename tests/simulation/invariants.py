@@ -8,7 +8,6 @@ from typing import Any
 from celery import states
 
 from tests.simulation import apps, holds, inside, trouble
-from tests.simulation.inside import SLICE
 from tests.simulation.scheduler import Process, every
 
 #: Seconds of the simulation between two looks at the servers' data.
@@ -22,9 +21,6 @@ SOME = 10
 
 #: Seconds within which it is recorded that everything after an ended message was sent: before a copy looks.
 SETTLED = 5.0
-
-#: Seconds after a fault for which a process may leave a node of a Redlock alone.
-LEFT_ALONE = inside.PAUSE_OF_NODE + 1.0
 
 #: Faults that do not delay the end of a hold.
 NO_DELAY = (*trouble.BRIEF, "results slow")
@@ -50,8 +46,6 @@ class Invariants:
         self._tombstones = holds.Tombstones(world)
         #: When each state that must not last began.
         self._since: dict[Any, float] = {}
-        #: Free locks that some node could not grant. Nobody notices when a node can again.
-        self._free_on_some: set[Any] = set()
         #: Records as last seen, by key: their text and their meaning.
         self._records: dict[str, bytes] = {}
         self._ended: dict[str, tuple[str, bool]] = {}
@@ -72,11 +66,10 @@ class Invariants:
         self._tombstones.look()
         now = {*self._of_holds(held), *(("free", *it) for it in self._missed(held))}
         self._since = {it: self._since.get(it, self.run.now) for it in now}
-        self._free_on_some &= now
         for it, since in self._since.items():
             excuses = trouble.HARMLESS if it[0] == "free" else NO_DELAY
             if not trouble.is_there(self.world, but=excuses):
-                longest = self._longest(it) + self._more + (SLICE if self._looks_by_itself(it, since) else 0.0)
+                longest = self._longest(it) + self._more
                 lasts, (kind, *what) = self.run.now - since, it
                 self.run.must(lasts <= longest, RULES[kind], lasts, *what)
 
@@ -195,10 +188,7 @@ class Invariants:
                 grants = self._grant(run := inside.of_lock(lock))
                 if sessions and run not in held and is_lock and grants * 2 > len(self.world.servers):
                     # Including the fence: another holder may have come in between.
-                    it = lock, sessions[0].id, values.get(inside.fence_key(lock))
-                    found.add(it)
-                    if grants < len(self.world.servers):
-                        self._free_on_some.add(("free", *it))
+                    found.add((lock, sessions[0].id, values.get(inside.fence_key(lock))))
         return found
 
     def _longest(self, it: tuple[Any, ...]) -> float:
@@ -207,20 +197,6 @@ class Invariants:
         if kind == "kept" and not what[-1]:
             return float("inf")
         return AT_ONCE[kind]
-
-    @trouble.excuse
-    def _looks_by_itself(self, it: tuple[Any, ...], since: float) -> bool:
-        """Whether the waiter for a lock that is free since then may have to find out by itself: no node wakes it, or
-        its holder leaves its node alone; or each message to the server is slow, and the
-        wake-up takes a longer way: main processes pass it on to the oldest copy in line, or a copy gets it that first
-        asks about another message.
-        """
-        if it in self._free_on_some:
-            return True
-        if it[0] == "free" and len(self.world.servers) > 1 and trouble.was_there(self.world, since - LEFT_ALONE):
-            return True
-        is_slow = it[0] == "free" and self.world.plan.latency > 0
-        return is_slow and self.world.parked.detour_at.get(it[1], -1.0) > since - OFTEN
 
     def _grant(self, run: str) -> int:
         """How many servers would grant a lock: a node of a Redlock may still have an attempt that is to be undone, and
