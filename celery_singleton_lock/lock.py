@@ -380,7 +380,7 @@ class Lock:
         with store.waiter(request) as waiter:
             while isinstance(found, Held) and (left := until - clock.now()) > 0:
                 # A value that this package did not write is redis-py's, say, whose release wakes nobody.
-                soon = pause if found.holder is None else float("inf")
+                soon = pause if found.holder is None and found.owner else float("inf")
                 found = waiter.wait(min(left, trust.seconds_until_over(found.remaining), soon))
         return found
 

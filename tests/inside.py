@@ -205,10 +205,10 @@ def line(app: Celery, *, wakes: bool = True, since: list[float] | None = None) -
     """
     keys = list[str]()
 
-    def park(_request: Any, key: str, place: Any) -> bool:
+    def park(_request: Any, key: str, at: float, _limit: int) -> bool:
         keys.append(key)
         if since is not None:
-            since.append(place.since)
+            since.append(at)
         return wakes
 
     with pytest.MonkeyPatch.context() as patch:

@@ -18,8 +18,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from celery_singleton_lock.errors import LockConflict
 from celery_singleton_lock.holder import Holder, new_owner
@@ -70,18 +69,18 @@ class LockRequest:
         holder: kept beside the owner, for others that find the lock held.
         waiting: the caller will wait (see `Store.waiter`) if the lock is held: freeing it has to wake somebody. Leaving
             the queue ends the owner; without this, an answer that is not a lease does, if a try was not answered.
+        since: since when the caller waits, seconds since the epoch: its place in the queue; 0: since it first asks.
         check_finished: first look whether the holder's message has been carried out.
         limit: how many may hold the key at once, but never two for one sending. Whatever is held counts, also what was
             taken under another limit.
         given_up: owners that have asked for this before and are not to have it: what they hold is free, and their late
             requests take nothing.
-        was_woken: it may have been woken for this (see `wake_ups.py`): if its message has been carried out, or is being
-            carried out beside it, another waiter is woken.
         arrival: the place of the holder's message in an order: it does not get the lock once a newer message has come.
             None if the order does not matter.
         another: gives the owner of the next try, and notes it for the caller. None if others know the owner already,
             and may have the lock under it: then nothing is undone, and a store on several servers tries once.
         late: whether a try of this owner may still be carried out; noted by the store.
+        name, member: the waiter's name, and the one under which it is in the queue; noted by the store.
     """
 
     key: str
@@ -89,13 +88,15 @@ class LockRequest:
     ttl: float
     holder: Holder
     waiting: bool = False
+    since: float = field(default=0.0, compare=False)
     check_finished: bool = False
     limit: int = 1
     given_up: Sequence[str] = ()
-    was_woken: bool = False
     arrival: Arrival | None = None
     another: Callable[[], str] | None = field(default=new_owner, compare=False, repr=False)
     late: bool = field(default=False, compare=False, repr=False)
+    name: str = field(default="", compare=False, repr=False)
+    member: str = field(default="", compare=False, repr=False)
 
     def give_up(self, another: str) -> None:
         """Ask as another owner from now on, and for nothing as this one."""
@@ -117,7 +118,7 @@ class Held:
 
     Attributes:
         holder: who has it; None if this package did not write the value.
-        owner: the hold's owner.
+        owner: the hold's owner; '' if nobody has it, and it is left to a waiter that has waited for longer.
         remaining: seconds until the lease ends unless it is renewed; infinite for a key without an expiry: a
             stranger's, or one from which somebody removed it (PERSIST).
         waiters: how many wait for the lock, as far as a store reports that: an `Inspector` does, an acquire does not.
@@ -193,33 +194,6 @@ class Reservation:
     def after(self, seconds: float) -> Reservation | None:
         """The reservation to leave that many seconds later; None if it is over by then."""
         return replace(self, seconds=self.seconds - seconds) if seconds < self.seconds else None
-
-
-class Waiter(Protocol):
-    """A place in the queue of a lock; leave it (`with`) after the last question."""
-
-    def __enter__(self) -> Waiter: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None, /
-    ) -> None: ...
-
-    def ask(self) -> Lease | Held | Record:
-        """What `acquire` finds now. Do not ask the store itself: `__exit__` would free a lock that it does not know of.
-
-        Raises:
-            LockUnavailable: as for `wait`.
-        """
-
-    def wait(self, timeout: float) -> Lease | Held | Record:
-        """Wait until somebody frees the lock and wakes this waiter, for `timeout` seconds or only a few; what `acquire`
-        finds then.
-
-        The place in the queue is kept until this waiter was woken, or its connection is cut.
-
-        Raises:
-            LockUnavailable: no answer, or an error, for as long as an acquire is patient.
-        """
 
 
 class Freeing(IntEnum):

@@ -6,9 +6,10 @@ What beat has sent, and the journal, need a lock server.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from celery_singleton_lock import clock
@@ -17,14 +18,14 @@ from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.holder import Holder, task_of_member
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation, Superseded
-from celery_singleton_lock.stores.store import MOST_RECORDS, KeyState
-from celery_singleton_lock.stores.waiters import AskingWaiter
+from celery_singleton_lock.stores.store import MOST_RECORDS, KeyState, Place
+from celery_singleton_lock.stores.waiters import Mailbox, Waiter
 
 #: The least seconds for which it is remembered that an owner was given up.
 OVER = 60.0
 
-#: Seconds from being refused to waiting, at most.
-WAITS_WITHIN = 60.0
+#: Seconds for which a waiter counts that has not asked again; and for which a free lock is left to one that was woken.
+WAITS_WITHIN, COMES_WITHIN = 4.0, 1.0
 
 #: The most messages in an order whose arrival is remembered.
 KNOWN = 1000
@@ -48,8 +49,10 @@ class MemoryStore:
         self._places: dict[str, dict[str, _Place]] = {}
         #: When the messages of an order, of which only the newest runs, came; and until when that is remembered.
         self._orders: dict[tuple[str, str], tuple[dict[str, int], float]] = {}
+        self.mailbox = Mailbox()
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
+        self.mailbox.enrol(request)
         key, holder, sent_at = request.key, request.holder, clock.now()
         with self._mutex.lock:
             if self._over.get((key, request.owner), 0.0) > sent_at:
@@ -69,9 +72,14 @@ class MemoryStore:
                 if newer and not is_its:
                     return self._superseded(request, newer, live)
                 if not has_room(request, live) and not (stops and not is_its and _stop(request, live)):
-                    if request.waiting:
-                        self._place_of(key, request.owner)
-                    return replace(in_the_way(request, live).held(sent_at), arrived=arrived)
+                    met = in_the_way(request, live)
+                    # One whose message runs holds nobody back from the other places.
+                    self._enrol(request, math.inf if met.holder.is_copy_of(holder) else request.since)
+                    return replace(met.held(sent_at), arrived=arrived)
+                if request.waiting and len(live) + self._before(request) >= request.limit and not is_its:
+                    self._enrol(request, request.since)
+                    return Held(None, "", COMES_WITHIN, arrived=arrived)
+                self._places.get(key, {}).pop(request.member, None)
                 live.pop(holder.kept_as, None)
                 live[request.owner] = Occupant(request.owner, holder, next(self._fences), 0.0)
                 self._occupants[key] = live
@@ -147,35 +155,29 @@ class MemoryStore:
             fence = max((it.fence for it in self._live(key).values()), default=None)
             return KeyState(tuple(self.held(key)), fence, self._waiters(key), tuple(latest))
 
-    def waiter(self, request: LockRequest) -> AskingWaiter:
-        waiting = replace(request, waiting=True)
-        return AskingWaiter(_MemoryWakeUp(self, request.key, request.owner), lambda: self.acquire(waiting))
+    def waiter(self, request: LockRequest) -> Waiter:
+        def leave(frees: bool) -> None:
+            if frees:
+                self.abandon(request.hold())
+            self.leave(request.key, request.member)
 
-    def wake(self, key: str) -> None:
-        with self._mutex.lock:
-            self._wake(key)
+        return Waiter(self.mailbox, request, lambda: self.acquire(request), leave)
 
-    def wait(self, key: str, owner: str) -> _Place:
-        """The waiter's place in the queue, at the end if it had none."""
-        with self._mutex.lock:
-            place = self._place_of(key, owner)
-            place.waits = True
-            if place.woken.is_set():  # The lock was freed between the question and this.
-                self._leave(key, owner)
-            return place
+    def look(self, places: Sequence[Place]) -> NoReturn:
+        raise LockUnavailable(self.server, "its waiters are threads of this process")
 
-    def leave(self, key: str, owner: str, *, wakes: bool) -> None:
-        """Take a waiter out of the queue; `wakes`: its wake-up is for the next one."""
+    def wake(self, key: str, leaves: str = "") -> bool:
         with self._mutex.lock:
-            self._leave(key, owner)
-            if wakes:
+            return self._wake(key)
+
+    def leave(self, key: str, name: str) -> None:
+        with self._mutex.lock:
+            place = self._places.get(key, {}).pop(name, None)
+            if place is not None and place.until <= clock.now() + COMES_WITHIN:  # It was woken.
                 self._wake(key)
 
     def place_of(self, key: str) -> None:
         return None
-
-    def wake_ups(self) -> None:
-        """None: its waiters are threads of this process."""
 
     def ledger(self, key: str) -> NoReturn:
         raise LockUnavailable(self.server, "the memory of a process keeps nothing for beat, which needs a lock server")
@@ -258,65 +260,46 @@ class MemoryStore:
             del self._records[oldest]
 
     def _waiters(self, key: str) -> int:
-        return sum(place.waits for place in self._places.get(key, {}).values())
+        return len(self._there(key))
 
-    def _place_of(self, key: str, owner: str) -> _Place:
-        recent = clock.now() - WAITS_WITHIN
-        places = {name: it for name, it in self._places.get(key, {}).items() if it.waits or it.since > recent}
-        self._places[key] = places
-        return places.setdefault(owner, _Place())
+    def _there(self, key: str) -> dict[str, _Place]:
+        """The waiters of a lock that have asked lately."""
+        now = clock.now()
+        there = {name: it for name, it in self._places.pop(key, {}).items() if it.until > now}
+        if there:
+            self._places[key] = there
+        return there
 
-    def _leave(self, key: str, owner: str) -> None:
-        places = self._places.get(key, {})
-        places.pop(owner, None)
-        if not places:
-            self._places.pop(key, None)
+    def _enrol(self, request: LockRequest, since: float) -> None:
+        if request.waiting:
+            places = self._places.setdefault(request.key, {})
+            places[request.member] = _Place(since, clock.now() + WAITS_WITHIN)
 
-    def _wake(self, key: str) -> None:
-        """Wake the first waiter, and those before it that have been refused, and are about to wait."""
-        for owner, place in list(self._places.get(key, {}).items()):
-            place.woken.set()
-            if place.waits:
-                self._leave(key, owner)
-                return
+    def _before(self, request: LockRequest) -> int:
+        """How many have waited for longer."""
+        return sum(it.since < request.since for name, it in self._there(request.key).items() if name != request.member)
+
+    def _wake(self, key: str) -> bool:
+        """Wake the first waiter; if it does not come, it is not there."""
+        if not (there := self._there(key)):
+            return False
+        name = min(there, key=lambda name: there[name].since)
+        there[name].until = min(there[name].until, clock.now() + COMES_WITHIN)
+        self.mailbox.deliver(name)
+        return True
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class _Place:
     """A place in the queue of a lock.
 
     Attributes:
-        since: when its owner was refused.
-        waits: whether the owner has begun to wait.
-        woken: set once it is woken, which ends the place.
+        since: since when its waiter waits.
+        until: until when it counts, unless it asks again.
     """
 
-    since: float = field(default_factory=clock.now)
-    waits: bool = False
-    woken: threading.Event = field(default_factory=threading.Event)
-
-
-class _MemoryWakeUp:
-    """Wakes a waiter."""
-
-    def __init__(self, store: MemoryStore, key: str, owner: str) -> None:
-        self._store, self._key, self._owner = store, key, owner
-        #: Its last place, if it has not heard that this was woken; and whether it heard it in vain.
-        self._place: _Place | None = None
-        self._passes_on = False
-
-    def __exit__(self, *_: object) -> None:
-        was_woken = self._place is not None and self._place.woken.is_set()
-        self._store.leave(self._key, self._owner, wakes=was_woken or self._passes_on)
-
-    def pass_on(self) -> None:
-        self._passes_on = True  # When it leaves.
-
-    def wait(self, timeout: float) -> bool:
-        self._place = self._store.wait(self._key, self._owner)
-        if woken := self._place.woken.wait(timeout):
-            self._place = None
-        return woken
+    since: float
+    until: float
 
 
 @dataclass(slots=True)

@@ -1,17 +1,18 @@
-"""What a store promises: locks, and a look at them; and for some, the history of all messages (`Journal`), what beat
-has sent (`Ledger`), and wake-ups for a process that holds copies of many messages (`WakeUps`).
+"""What a store promises: locks, and a look at them; and for some, the history of all messages (`Journal`), and what
+beat has sent (`Ledger`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation, Waiter
+from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
+from celery_singleton_lock.stores.waiters import Mailbox, Waiter
 
 #: The most records that a `KeyState` shows.
 MOST_RECORDS = 100
@@ -146,77 +147,21 @@ class Ledger(Protocol):
 
 
 class Place(NamedTuple):
-    """A process's first place in the line of a lock.
-
-    Attributes:
-        since: when its message first met a conflict, seconds since the epoch.
-        limit: how many may hold the lock at once.
-    """
-
-    since: float
-    limit: int
-
-
-class Freed(NamedTuple):
-    """A lock may be free.
+    """A process's place in the line of a lock: that of its first copy.
 
     Attributes:
         key: the lock's key.
-        passed_on: how many processes had no use for it before.
-        place: nobody is known to have waited longer than the copy with this place; None if any copy may begin.
-        places: how many places in the line of the lock are still taken, as far as is known.
+        name: see `Mailbox.expect`.
+        since: when its message first met a conflict, seconds since the epoch.
+        copies: how many copies wait there.
+        limit: how many may hold the lock at once.
     """
 
     key: str
-    passed_on: int = 0
-    place: Place | None = None
-    places: int = 0
-
-
-class WakeUps(Protocol):
-    """Wakes this process for the locks for which it is in line. Used by one thread.
-
-    Attributes:
-        most: the most locks that it can wait for.
-    """
-
-    most: int
-
-    def wait(
-        self,
-        places: Mapping[str, Place],
-        interrupt: int,
-        copies: Callable[[str], int],
-        place_now: Callable[[str], Place | None],
-    ) -> Sequence[Freed]:
-        """Wait until one of these locks may be free, and nobody is known to have waited longer for it. Return nothing
-        now and then, and when there is something to read from the descriptor `interrupt`.
-
-        A lock whose release nobody reports is found free in the end.
-
-        Args:
-            places: the first place in the line of each lock.
-            interrupt: the descriptor to watch.
-            copies: how many copies wait for a lock in this process; asked when its place is taken, and then every few
-                seconds.
-            place_now: the first place in the line of a lock, once somebody was woken for it: the copy with the place
-                in `places` may have begun meanwhile. None if no other copy waits.
-
-        Raises:
-            LockUnavailable: no answer, or an error; all places are to be taken anew, which the next call does.
-        """
-
-    def pass_on(self, freed: Freed) -> bool:
-        """Wake another process, as this one is busy; False if that was done often enough: then take the lock."""
-
-    def give_back(self, key: str) -> None:
-        """Wake another process: this one has no copy to begin."""
-
-    def wake_if_free(self, key: str, limit: int) -> None:
-        """Wake somebody if fewer than `limit` hold the lock, since maybe nobody was woken; never raises an error."""
-
-    def leave(self) -> None:
-        """Leave every line; never raises an error."""
+    name: str
+    since: float
+    copies: int
+    limit: int
 
 
 class Store(Inspector, Protocol):
@@ -320,8 +265,23 @@ class Store(Inspector, Protocol):
         nobody.
         """
 
+    @property
+    def mailbox(self) -> Mailbox:
+        """Wakes the waiters of this process."""
+
     def waiter(self, request: LockRequest) -> Waiter:
         """A place in the queue, for an acquire that found the lock held."""
+
+    def look(self, places: Sequence[Place]) -> list[int]:
+        """Take these places, again and again as long as the process is in line.
+
+        Returns:
+            For each, how many of its copies may begin: there is room, and nobody who is there has waited for longer;
+            negative if there is room, and somebody has.
+
+        Raises:
+            LockUnavailable: no answer, or an error.
+        """
 
     def close(self) -> None:
         """Give back the store's resources (connections); it opens them again when used."""
@@ -333,16 +293,23 @@ class Store(Inspector, Protocol):
             LockUnavailable: no answer, or an error.
         """
 
-    def wake(self, key: str) -> None:
-        """Wake a waiter as if the lock were freed, whether it is or not. Never raises: a waiter that is not woken looks
-        by itself.
+    def wake(self, key: str, leaves: str = "") -> bool:
+        """Wake the first waiter as if the lock were freed, whether it is or not. Never raises: a waiter that is not
+        woken looks by itself.
+
+        Args:
+            key: the lock.
+            leaves: the name of a waiter that leaves its place before that.
+
+        Returns:
+            Whether somebody is woken, as far as is known.
         """
+
+    def leave(self, key: str, name: str) -> None:
+        """Give up a waiter's place; if it was woken, and has not asked since, the next one is woken. Never raises."""
 
     def ledger(self, key: str) -> Ledger:
         """What beat has sent, under keys that begin with `key`."""
-
-    def wake_ups(self) -> WakeUps | None:
-        """What wakes a process for many locks, not connected yet; None if nothing does."""
 
     def journal(self, prefix: str, *, size: int) -> Journal:
         """The journal of all locks whose key begins with `prefix`; `size`: entries that are kept."""

@@ -6,8 +6,7 @@ Protocol: `docs/protocol.md`, sections 2 and 7.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
-from typing import NoReturn
+from typing import NoReturn, TypeGuard
 
 from celery.utils.log import get_logger
 
@@ -117,7 +116,7 @@ class Acquisition:
         requeue.put_back(self.execution.task, reason="unavailable")
 
     def leave_line(self, *stays: str | None) -> None:
-        """Forward the wake-up, once, unless this message keeps waiting for the same lock, or takes it.
+        """Wake the next one in line, once, unless this message keeps waiting for the same lock, or takes it.
 
         Args:
             stays: the keys of the locks that it waits for, or takes.
@@ -141,13 +140,13 @@ class Acquisition:
         may_wait = self._wait > 0 or it.holder.attempt > FIRST
         request = self._request(waiting=may_wait)
         found = self._store.acquire(request)
-        if not isinstance(found, Held) or isinstance(found, Superseded):
+        if not may_wait:
+            while _is_held(found) and self._free_left_behind(found):
+                found = self._store.acquire(request)
+        if not (may_wait and _is_held(found)):
             return found
-        # Another execution holds the lock: this copy's wake-up is used up.
-        with self._store.waiter(replace(request, was_woken=False)) as waiter:
-            while (
-                isinstance(found, Held) and not isinstance(found, Superseded) and found.owner not in this_thread.owners
-            ):
+        with self._store.waiter(request) as waiter:
+            while _is_held(found) and found.owner not in this_thread.owners:
                 if not self._free_left_behind(found):
                     patience = OWN_RETRY_WAIT if self._is_own_earlier_attempt(found) else self._wait
                     left = self._asks_since + patience - clock.now()
@@ -158,7 +157,9 @@ class Acquisition:
                     found = waiter.wait(min(left, trust.seconds_until_over(found.remaining)))
                 else:
                     found = waiter.ask()
-            return found
+        if _is_held(found) and not found.owner:  # It was left to others, and the time is over.
+            found = self._store.acquire(self._request(waiting=False))
+        return found
 
     def _request(self, *, waiting: bool) -> LockRequest:
         it = self.execution
@@ -168,10 +169,10 @@ class Acquisition:
             ttl=it.options.ttl,
             holder=self._holder,
             waiting=waiting,
+            since=it.message.note.since_now() if waiting else 0.0,
             check_finished=it.is_remembered,
             limit=it.options.limit,
             given_up=self.given_up,
-            was_woken=it.message.note.waits is not None,
             arrival=self._arrival,
             another=self._ask_as_another,
         )
@@ -214,6 +215,11 @@ class Acquisition:
     def _is_own_earlier_attempt(self, found: Held) -> bool:
         it = self.execution
         return it.is_copy_of(found) and found.holder is not None and found.holder.attempt < it.holder.attempt
+
+
+def _is_held(found: Lease | Held | Record) -> TypeGuard[Held]:
+    """Whether somebody else has the lock, and this message may wait for it."""
+    return isinstance(found, Held) and not isinstance(found, Superseded)
 
 
 def _arrival_of(execution: Execution) -> Arrival | None:

@@ -60,8 +60,7 @@ def end(acquisition: Acquisition, found: Held | Record | End) -> Any:
         say = partial(_say_superseded, it, newer, journaled=found)
         return conclude(acquisition, decision, say, met)
     if isinstance(found, Record):
-        # The server has woken the next copy in the line of this lock; a follower may have waited in its leader's line.
-        acquisition.leave_line(it.key)
+        acquisition.leave_line()
     elif not it.is_copy_of(found):
         return _end_refused(acquisition, found)
     return _end_as_copy(acquisition, found)

@@ -147,7 +147,7 @@ def _is_woken(task: TaskLike, known: Mapping[str, Any]) -> bool:
     """Whether the copy begins when its lock is free, wherever a worker can be woken, and not when it is due."""
     is_kept = delivery.original_of(task.request) is not None
     looks = "joins" in known or "arrived" in known
-    return "waits" in known and is_kept and not looks and Runtime.of(task.app).store.wake_ups() is not None
+    return "waits" in known and is_kept and not looks and not Runtime.of(task.app).settings.backend.in_memory
 
 
 def _known_of_next(request: RequestLike, reason: Reason, carried: Carried) -> dict[str, Any]:

@@ -205,14 +205,13 @@ def _check_windows(pool: str) -> None:
 def _have_copies_wait(parent: Any, runtime: Runtime) -> None:
     """Begin waiting copies as soon as their locks are free, if the consumer can be notified."""
     in_loop = bool(parent.use_eventloop)
-    wake_ups = runtime.store.wake_ups()
-    if wake_ups is None or not (in_loop or audit.pool_name(parent.pool_cls) == "gevent"):
+    if runtime.settings.backend.in_memory or not (in_loop or audit.pool_name(parent.pool_cls) == "gevent"):
         return
 
     def begin(request: Any) -> bool:
-        return begin_now(parent.consumer, request)
+        return begin_now(parent.consumer, request) and not request.was_terminated  # Revoked: the next one may begin.
 
-    line_of[parent.app] = Line(wake_ups, begin, lambda: has_free_slot(parent.pool), in_loop=in_loop)
+    line_of[parent.app] = Line(runtime.store, begin, lambda: has_free_slot(parent.pool), in_loop=in_loop)
 
 
 @worker_shutting_down.connect

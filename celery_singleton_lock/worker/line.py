@@ -1,8 +1,9 @@
 """The copies that this process holds until they are due; they start earlier if their lock is free.
 
 A copy that was put back for a conflict is a message with an ETA: the consumer has it in its timer, unacknowledged,
-where it takes no slot. One thread waits for all of their locks, and the consumer's loop acts on what the thread hears,
-since only that loop may touch the timer. Without any of this a copy would still begin in the end: the timer sees to it.
+where it takes no slot. One thread keeps the places of them all in the lines of their locks, and looks at these locks
+now and then, and when it is woken; the consumer's loop begins the copies, since only that loop may touch the timer.
+Without any of this a copy would still begin in the end: the timer sees to it.
 
 Protocol: `docs/protocol.md`, section 11.
 """
@@ -13,7 +14,7 @@ import heapq
 import select
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from itertools import count, islice
@@ -22,13 +23,25 @@ from weakref import WeakKeyDictionary, ref
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import chance
+from celery_singleton_lock import chance, clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.forks import Mutex
-from celery_singleton_lock.stores.store import Freed, Place, WakeUps
+from celery_singleton_lock.holder import new_owner
+from celery_singleton_lock.stores.store import Place, Store
 from celery_singleton_lock.task.reports import Pipe
 
 logger = get_logger(__name__)
+
+#: Seconds after which each lock is looked at: what a wake-up costs that was lost, or that a holder did not send because
+#: it died. And the same if the lock is free, and left to somebody who has waited for longer, and may be gone.
+LOOK, LOOK_AGAIN = 2.0, 1.0
+
+#: The most locks that it is woken for.
+MOST = 500
+
+#: How often, and every how many seconds, it looks for a free slot: the lock server knows of the end of a task sooner
+#: than this process.
+TRIES, TRY = 5, 0.005
 
 #: Seconds until the next try after the lock server has not answered: at first, and at most.
 PAUSE, MAX_PAUSE = 0.05, 2.0
@@ -44,87 +57,80 @@ class Line:
     """The copies in this process that wait for a lock, by lock.
 
     Args:
-        wake_ups: wakes it.
-        begin: begins, now, a request that waits in the consumer's timer; whether it was there.
+        store: has the locks.
+        begin: begins, now, a request that waits in the consumer's timer; whether it was there, and is not revoked.
         has_room: whether a slot is free.
         in_loop: whether there is an event loop in which to begin (see `register`); if not, the thread is a greenlet.
     """
 
     def __init__(
-        self, wake_ups: WakeUps, begin: Callable[[Any], bool], has_room: Callable[[], bool], *, in_loop: bool
+        self, store: Store, begin: Callable[[Any], bool], has_room: Callable[[], bool], *, in_loop: bool
     ) -> None:
-        self._wake_ups = wake_ups
+        self._store = store
         self._begin = begin
         self._has_room = has_room
         self._in_loop = in_loop
         self._mutex = Mutex(threading.RLock)  # A cold shutdown's handler may have interrupted `park`.
         self._copies: dict[str, _Copies] = {}
         self._order = count()
-        self._called: deque[tuple[Freed, Any]] = deque()
-        #: What to do about wake-ups that were not used here.
-        self._unused: deque[Callable[[], None]] = deque()
-        #: Locks whose wake-ups were left to a copy that has no slot yet, and how many may hold them.
-        self._left: dict[str, int] = {}
-        self._news, self._due = Pipe(), Pipe()
+        #: Locks that are to be looked at; those that were freed; and requests that are to begin, with their lock.
+        self._new: set[str] = set()
+        self._freed: deque[str] = deque()
+        self._called: deque[tuple[str, Any]] = deque()
+        #: Locks for which a copy was called that had gone: somebody else is to be woken.
+        self._unused: deque[str] = deque()
+        self._due_at = 0.0
+        self._news, self._due = Pipe(), Pipe()  # The handler of a signal may have interrupted `give`, and call it.
         self._thread: threading.Thread | None = None
         self._failures = 0
         self._closed = False
 
-    def park(self, request: Any, key: str, place: Place) -> bool:
-        """Take in a request that is about to wait in the timer; whether it will be woken."""
+    def park(self, request: Any, key: str, since: float, limit: int) -> bool:
+        """Take in a request that is about to wait in the timer; whether it will be woken.
+
+        Args:
+            request: the request.
+            key: the lock that it waits for.
+            since: when its message first met a conflict.
+            limit: how many may hold the lock at once.
+        """
         with self._mutex.lock:
-            self._copies.setdefault(key, _Copies()).add(place, next(self._order), request)
+            if (copies := self._copies.get(key)) is None:
+                copies = self._copies[key] = _Copies()
+                self._store.mailbox.expect(key, copies.name, partial(self._hear, key))
+            copies.add(since, next(self._order), limit, request)
+            if copies.since == since:
+                self._new.add(key)
             if self._thread is None and not self._closed:
                 self._start()
             is_listening = self._thread is not None and not (self._failures or self._closed)
-            is_woken = is_listening and len(self._copies) <= self._wake_ups.most
+            is_woken = is_listening and len(self._copies) <= MOST
         self._news.give()
         return is_woken
-
-    def give_back(self, key: str) -> None:
-        """A copy that was woken has no use for the lock, but another copy may."""
-        self._unused.append(partial(self._wake_ups.give_back, key))
-        self._news.give()
-
-    def give_back_if_free(self, key: str, limit: int) -> None:
-        """The same, for copies that have no use for a wake-up while `limit` others hold the lock."""
-        self._unused.append(partial(self._wake_ups.wake_if_free, key, limit))
-        self._news.give()
-
-    def has_begun(self, key: str, *, wakes: bool) -> None:
-        """A copy that was woken has a slot: a wake-up that was left to it may be from its own end, reported later; or
-        from its beginning. If it `wakes` another copy, whoever has the lock, that one may not need the lock.
-        """
-        with self._mutex.lock:
-            limit = self._left.pop(key, None)
-        if limit is not None and wakes:
-            self.give_back(key)
-        elif limit is not None:
-            self.give_back_if_free(key, limit)
 
     def register(self, hub: Any) -> None:
         """Begin copies in this loop. At each new connection to the broker, the loop forgets this, and the broker
         forgets what it delivered over the old one.
         """
         with self._mutex.lock:
-            self._copies.clear()
-            self._left.clear()
+            for copies in self._copies.values():
+                copies.forget()
         hub.add_reader(self._due.descriptor, self.begin_called)
 
     def begin_called(self) -> None:
-        """In the consumer's loop: begin the copies that are called, or the next one if a copy has gone meanwhile and
-        nobody else has waited longer.
-        """
+        """In the consumer's loop: begin the copies that are called, or the next one if a copy has gone meanwhile."""
         self._due.take()
-        while True:
+        while self._called:
             try:
-                freed, request = self._called.popleft()
-            except IndexError:  # The thread may pass some on as well.
+                key, request = self._called.popleft()
+            except IndexError:
                 return
-            while request is not None and not self._begins(freed.key, request):
-                request = self._next(freed)
+            while request is not None and not self._begin(request):
+                with self._mutex.lock:
+                    copies = self._copies.get(key)
+                    request = None if copies is None else copies.pop()
             if request is None:
-                self._unused.append(partial(self._pass_on, freed))
+                self._unused.append(key)
                 self._news.give()
 
     def close(self) -> None:
@@ -142,102 +148,82 @@ class Line:
             thread.start()
             self._thread = thread
 
+    def _hear(self, key: str) -> None:
+        """A lock was freed, and this process has the first place in its line."""
+        self._freed.append(key)
+        self._news.give()
+
     def _run(self) -> None:
         while not self._closed:
+            pause = None
             try:
-                self._listen()
+                pause = self._listen()
                 self._failures = 0
             except Exception as error:
                 self._failures += 1
+                self._due_at = 0.0
                 if isinstance(error, LockUnavailable):
-                    logger.debug("line: cannot be woken for now: %s", error)
+                    logger.debug("line: cannot look for now: %s", error)
                 else:
                     logger.exception("line: unexpected error; going on")
-                self._wait(chance.back_off(self._failures, PAUSE, MAX_PAUSE))
-        self._wake_ups.leave()
-        # The loop may have ended before it got to these.
-        with suppress(IndexError):
-            while True:
-                self._wake_ups.give_back(self._called.popleft()[0].key)
-        while self._unused:
-            self._unused.popleft()()
+                pause = chance.back_off(self._failures, PAUSE, MAX_PAUSE)
+            if not self._closed:
+                self._wait(pause)
+        self._leave([*self._copies])
 
-    def _listen(self) -> None:
-        """Wait once for locks that are free, and call a copy for each."""
+    def _listen(self) -> float | None:
+        """Answer what has come; the seconds until the next look; None if nobody is in line."""
         self._news.take()
-        if self._closed:  # The nudge that was just taken may have said so.
-            return
+        while self._freed and not self._closed:
+            self._answer(self._freed.popleft())
         while self._unused:
-            self._unused.popleft()()
-        if not (places := self._places()):
-            self._wake_ups.leave()
-            self._wait(None)
-        else:
-            for freed in self._wake_ups.wait(places, self._news.descriptor, self._waiting, self._place):
-                self._answer(freed)
+            self._store.wake(self._unused.popleft())
+        now = clock.now()
+        with self._mutex.lock:
+            gone = [key for key, copies in self._copies.items() if not copies.first()]
+            keys = [key for key in islice(self._copies, MOST) if now >= self._due_at or key in self._new]
+            self._new.clear()
+        self._leave(gone)
+        if now >= self._due_at:
+            self._due_at = now + LOOK
+        self._look([key for key in keys if key not in gone])
+        return max(self._due_at - clock.now(), 0.0) if self._copies else None
 
-    def _answer(self, freed: Freed) -> None:
-        has_room = self._has_room()
-        if not has_room and self._wake_ups.pass_on(freed):
+    def _look(self, keys: Collection[str]) -> None:
+        places = [place for key in keys if (place := self._place(key)) is not None]
+        for place, may_begin in zip(places, self._store.look(places) if places else (), strict=True):
+            if may_begin < 0:
+                self._due_at = min(self._due_at, clock.now() + LOOK_AGAIN)
+            for _ in range(min(may_begin, place.copies)):
+                self._answer(place.key)
+
+    def _answer(self, key: str) -> None:
+        """Begin the first copy that waits for this lock, which may be free; or leave the lock to another process."""
+        with self._mutex.lock:
+            copies = self._copies.get(key)
+            called = None if copies is None else copies.called()
+        if copies is None or not copies.first():
+            self._leave([key])
             return
-        if self._is_left_to_another(freed.key, has_room=has_room):
+        tries = count()
+        while not self._has_room() and next(tries) < TRIES:
+            clock.sleep(TRY)
+        # If nobody else is there, it waits for a slot in the pool; but not several of them.
+        is_called = called is not None and not called.has_begun
+        if not self._has_room() and (self._store.wake(key, leaves=copies.name) or is_called):
             return
-        self._called.append((freed, self._next(freed)))
+        with self._mutex.lock:
+            request = copies.pop()
+        # Before it begins: others are to find out whether they have waited for longer than the next one here.
+        if (place := self._place(key)) is not None:
+            self._store.look([place])
+        else:
+            self._leave([key])
+        self._called.append((key, request))
         if self._in_loop:
             self._due.give()
         else:
             self.begin_called()
-
-    def _places(self) -> dict[str, Place]:
-        with self._mutex.lock:
-            for key in [key for key, copies in self._copies.items() if not copies.first()]:
-                del self._copies[key]
-            return {key: copies.place for key, copies in islice(self._copies.items(), self._wake_ups.most)}
-
-    def _place(self, key: str) -> Place | None:
-        """The first place in the line of this lock here; None if no copy waits."""
-        with self._mutex.lock:
-            copies = self._copies.get(key)
-            return None if copies is None or not copies.first() else copies.place
-
-    def _waiting(self, key: str) -> int:
-        """How many copies wait for this lock here."""
-        with self._mutex.lock:
-            copies = self._copies.get(key)
-            return 0 if copies is None else copies.count()
-
-    def _begins(self, key: str, request: Any) -> bool:
-        request.is_woken = True  # Before it begins: it gives back a lock that it has no use for.
-        if self._begin(request):
-            return True
-        with self._mutex.lock:
-            copies = self._copies.get(key)
-            if copies is not None and copies.called() is request:
-                copies.called = _nobody  # It was lost with its connection, or begun by its time.
-        return False
-
-    def _is_left_to_another(self, key: str, *, has_room: bool) -> bool:
-        """Whether the lock can be left to a copy that was called and has no slot yet: that copy finds the lock free, or
-        the lock's holder wakes the next one.
-        """
-        with self._mutex.lock:
-            copies = self._copies.get(key)
-            called = None if copies is None else copies.called()
-            one_will_do = copies is not None and (copies.limit == 1 or not has_room)
-            is_left = one_will_do and called is not None and not called.has_begun
-            if is_left and copies is not None:
-                self._left[key] = copies.limit
-            return is_left
-
-    def _next(self, freed: Freed) -> Any:
-        with self._mutex.lock:
-            copies = self._copies.get(freed.key)
-            return None if copies is None else copies.pop(freed.place)
-
-    def _pass_on(self, freed: Freed) -> None:
-        """No copy here can use the lock, or only one that has waited less than those it was compared with."""
-        if self._place(freed.key) is None or not self._wake_ups.pass_on(freed):
-            self._wake_ups.give_back(freed.key)
 
     def _wait(self, seconds: float | None) -> None:
         """Wait for news, for this many seconds at most."""
@@ -245,25 +231,51 @@ class Line:
         poll.register(self._news.descriptor, select.POLLIN)
         poll.poll(None if seconds is None else seconds * 1000)
 
+    def _place(self, key: str) -> Place | None:
+        """The place in the line of this lock; None if no copy waits."""
+        with self._mutex.lock:
+            if (copies := self._copies.get(key)) is None or not copies.first():
+                return None
+            return Place(key, copies.name, copies.since, copies.count(), copies.limit)
+
+    def _leave(self, keys: Collection[str]) -> None:
+        """Leave the lines of locks for which no copy waits, or all of them."""
+        for key in keys:
+            with self._mutex.lock:
+                copies = self._copies.get(key)
+                if copies is None or (copies.first() and not self._closed):
+                    continue
+                del self._copies[key]
+                self._store.mailbox.forget(copies.name)
+            self._store.leave(key, copies.name)
+
 
 class _Copies:
-    """The copies that wait for one lock, the first one first."""
+    """The copies that wait for one lock, the first one first.
+
+    Attributes:
+        name: of their place in the line of the lock.
+        called: the last copy that was called, while it is there.
+    """
 
     def __init__(self) -> None:
+        self.name = new_owner()
         self._heap: list[tuple[float, int, int, ref[Any]]] = []
-        #: The last copy that was called, while it is there.
         self.called: Callable[[], Any] = _nobody
         self.limit = 1
 
     @property
-    def place(self) -> Place:
-        since, _, limit, _ = self._heap[0]
-        return Place(since, limit)
+    def since(self) -> float:
+        return self._heap[0][0]
 
-    def add(self, place: Place, order: int, request: Any) -> None:
+    def add(self, since: float, order: int, limit: int, request: Any) -> None:
         # Weak: the timer has the request as long as it is still to begin.
-        self.limit = place.limit
-        heapq.heappush(self._heap, (place.since, order, place.limit, ref(request)))
+        self.limit = limit
+        heapq.heappush(self._heap, (since, order, limit, ref(request)))
+
+    def forget(self) -> None:
+        self._heap.clear()
+        self.called = _nobody
 
     def count(self) -> int:
         """How many have not begun; the others are forgotten, wherever they are."""
@@ -280,12 +292,10 @@ class _Copies:
             heapq.heappop(self._heap)
         return None
 
-    def pop(self, place: Place | None) -> Any:
-        """The first request, unless it came after this place."""
-        request = self.first()
-        if request is None or (place is not None and self.place.since > place.since):
-            return None
-        self.called = heapq.heappop(self._heap)[-1]
+    def pop(self) -> Any:
+        """The first request, which is called; None if none is left."""
+        if (request := self.first()) is not None:
+            self.called = heapq.heappop(self._heap)[-1]
         return request
 
 

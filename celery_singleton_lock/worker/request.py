@@ -46,14 +46,13 @@ from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.options.delivery import longest_delay
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.store import Place
 from celery_singleton_lock.task import delivery, ends, header, reports
 from celery_singleton_lock.task.ends import Concluded, Kind, Outcome
-from celery_singleton_lock.task.message import Waits, carried_in
+from celery_singleton_lock.task.message import carried_in
 from celery_singleton_lock.task.queue_lock import QueueLock, lock_in
 from celery_singleton_lock.task.turn import holder_of, message_of
 from celery_singleton_lock.worker.children import Children, RunHold, free
-from celery_singleton_lock.worker.line import Line, line_of
+from celery_singleton_lock.worker.line import line_of
 
 logger = get_logger(__name__)
 
@@ -109,10 +108,6 @@ class SingletonRequest(WorkerRequest):
         self._is_cancelled = False
         #: Whether the pool has it.
         self.has_begun = False
-        #: The lock that it waits for in the line of this process.
-        self._waits_for: Waits | None = None
-        #: Whether it begins because a lock was freed.
-        self.is_woken = False
         #: When it begins at the latest, if it can be woken, or expires before the message is due.
         self._held_until: datetime | None = None
         delivery.give(message, self.request_dict, self._owner)
@@ -166,10 +161,6 @@ class SingletonRequest(WorkerRequest):
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         self.has_begun = True
         super().on_accepted(pid, time_accepted)
-        if self.is_woken and (waited := self._waited_in()) is not None:
-            line, (key, _) = waited
-            takes = self._brought is not None and self._brought.wakes_followers
-            line.has_begun(key, wakes=takes or self._is_one_of_many)
         # This process takes what was revoked before a child began with it.
         if pid != os.getpid() and (children := children_of.get(self.app)) is not None:
             reports.receive()  # Now and then, so that the pipe is never full.
@@ -191,8 +182,6 @@ class SingletonRequest(WorkerRequest):
         error = raised(exc_info)
         if isinstance(error, Concluded):
             self._conclude(error.kind)
-        if self.is_woken and self._has_no_use_for_lock(error):
-            self._pass_on()
         if isinstance(error, _LOST) and not return_ok:
             return self._on_lost(error, exc_info, send_failed_event)
         result = super().on_failure(exc_info, send_failed_event, return_ok)
@@ -280,47 +269,18 @@ class SingletonRequest(WorkerRequest):
             if self.context.retries:
                 aside.do(self._end_attempt)
             self.has_begun = True
-            self._pass_on()
         return revoked
-
-    def _has_no_use_for_lock(self, error: BaseException) -> bool:
-        """Whether its end may have woken nobody: it failed before it asked, or its process is gone."""
-        if isinstance(error, Ignore):
-            # The server woke the next one as it reported that this is over, maybe before this process saw it begin.
-            return not _continues(error)
-        return isinstance(error, _LOST) or self.hold() is None
-
-    def _pass_on(self) -> None:
-        """Have another copy begin, if this one was woken for a lock that it does not take."""
-        if not self.is_woken or (waited := self._waited_in()) is None:
-            return
-        line, waits = waited
-        if self._is_one_of_many:
-            line.give_back(waits.key)
-        else:  # If the lock was taken meanwhile, its holder wakes the next one.
-            line.give_back_if_free(*waits)
-
-    def _waited_in(self) -> tuple[Line, Waits] | None:
-        line, waits = line_of.get(self.app), self._waits_for
-        return None if line is None or waits is None else (line, waits)
-
-    @property
-    def _is_one_of_many(self) -> bool:
-        """Whether it is in line with others that end without the lock, so that each wakes the next, whoever has it."""
-        its = message_of(self.context)
-        return any(it is not None for it in (its.note.joins, its.note.follows, its.number))
 
     def _wait(self) -> None:
         """Wait: begin when the lock that it was put back for is free, and end when it expires."""
         line, its = line_of.get(self.app), message_of(self.context)
         waits = its.note.waits_on(Runtime.of(self.app).settings.prefix)
         if line is not None and waits is not None:
-            self._waits_for = waits
             # Now and then such a copy checks whether the task that it joined has ended, or a newer message has come.
             looks = its.note.joins is not None or its.number is not None
             # A follower may have taken the lock for which this copy of it waits, and its process has died.
             may_have_it = self.delivery_info["redelivered"] and its.note.follows is not None
-            if line.park(self, waits.key, Place(its.note.since_now(), waits.limit)) and not (looks or may_have_it):
+            if line.park(self, waits.key, its.note.since_now(), waits.limit) and not (looks or may_have_it):
                 longest = min(HELD, longest_delay(self.app.conf))
                 self._held_until = datetime.fromtimestamp(clock.wall() + longest, timezone.utc)
         if self.expires is not None and self.eta - self.expires > EXPIRED:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -14,7 +13,6 @@ from unittest.mock import patch
 import pytest
 from redis import ConnectionPool, Redis
 
-from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores import open_url
@@ -37,9 +35,8 @@ def named(path: str) -> Any:
 #: Seconds, by what they are for.
 SECONDS = {
     "between two tries": "stores.redis.store.PAUSE",
-    "until a dead process is removed from a line": "stores.redis.inspect.LONG_GONE",
     "for which a question is repeated": "stores.redis.store.PATIENCE",
-    "of one wait of a waiter": "stores.redis.waiter.SLICE",
+    "of one wait of a waiter": "stores.waiters.LOOK",
     "for which a node may be mute": "stores.redis.nodes.MUTE_FOR",
     "that the nodes have to answer": "stores.redis.redlock.MAX_ANSWER",
     "that a promise lasts": "stores.redis.redlock.PROMISED",
@@ -81,19 +78,14 @@ def lock_key(key: str) -> str:
     return str(named("stores.redis.keyspace.run_key")(key))
 
 
-def wake_list(key: str) -> str:
-    """Where wake-ups of those that wait for a lock are pushed."""
-    return str(named("stores.redis.keyspace.wake_key")(key))
-
-
 def waiting_set(key: str) -> str:
     """Where those that wait for a lock have their places."""
     return str(named("stores.redis.keyspace.waiting_key")(key))
 
 
-def line_hash(key: str) -> str:
-    """Where main processes write how many copies they have in line."""
-    return str(named("stores.redis.keyspace.line_key")(key))
+def asked_hash(key: str) -> str:
+    """Where it stands when each of them asked last, and for how many copies."""
+    return str(named("stores.redis.keyspace.asked_key")(key))
 
 
 def record_key(key: str, message: str) -> str:
@@ -104,21 +96,6 @@ def record_key(key: str, message: str) -> str:
 def of_queue(key: str) -> str:
     """The lock that a message is sent with, beside the one that it runs with."""
     return key + str(named("keys.key.QUEUE"))
-
-
-def freed(key: str, passed_on: int = 0) -> Any:
-    """A wake-up that so many processes had no use for."""
-    return named("stores.store.Freed")(key, passed_on)
-
-
-def most_passed_on() -> int:
-    """How often a wake-up is passed on at least."""
-    return int(named("stores.redis.wake_ups.MAX_PASSED_ON"))
-
-
-def waits_without_a_word() -> float:
-    """Seconds after which somebody who has not asked again does not wait any more."""
-    return float(named("stores.redis.lock_commands.WAITING_TTL"))
 
 
 def fence_counter(key: str) -> str:
@@ -187,16 +164,6 @@ def has_connections(store: Store, number: int) -> None:
     with ExitStack() as threads:
         for _ in range(number):
             threads.enter_context(store._servers.connection())  # type: ignore[attr-defined]
-
-
-def wake_up_of(store: Store, key: str) -> Any:
-    """A place in the line of those that wait for a lock."""
-    return store._wake_up(key)  # type: ignore[attr-defined]
-
-
-def asking_waiter(store: Store, key: str, ask: Callable[[], Any]) -> Any:
-    """A waiter that asks once more when it was woken."""
-    return named("stores.waiters.AskingWaiter")(wake_up_of(store, key), ask)
 
 
 def is_settled(store: Store) -> bool:
@@ -344,7 +311,7 @@ def answer(name: str) -> Any:
 
 def answer_to_free(name: str) -> Any:
     """An answer to a release: NOT_OURS."""
-    return named("stores.redis.lock_answers.FreeAnswer")[name]
+    return named(f"stores.redis.lock_answers.{name}")
 
 
 def talk_of(store: Store) -> Any:
@@ -395,75 +362,6 @@ def break_promise(monkeypatch: pytest.MonkeyPatch, promise: str) -> None:
     if promise == "a copy names the owner before it":
         monkeypatch.setattr(f"{module}.acquire", forgetful)
         monkeypatch.setattr(store, "abandon", lambda *_: None)
-
-
-class Process:
-    """Waits in a thread for locks, as the main process of a worker does, and notes what it hears.
-
-    Attributes:
-        heard: the locks that it was told of.
-        errors: what its waiting raised.
-        copies: how many of its copies wait for each lock; each waits since the time in `places`.
-        moved: the times of locks whose first copy has begun by itself.
-        compared: the times that were compared with those of others; None if any copy may begin.
-    """
-
-    def __init__(self, store: Store, places: Mapping[str, float], limit: int = 1) -> None:
-        self.wake_ups: Any = store.wake_ups()
-        self._place = named("stores.store.Place")
-        self._limit = limit
-        self.places = places
-        self.copies = dict.fromkeys(places, 1)
-        self.moved: dict[str, float] = {}
-        self.heard: list[str] = []
-        self.compared: list[float | None] = []
-        self.errors: list[Exception] = []
-        self._reader, self._writer = os.pipe()
-        os.set_blocking(self._reader, False)
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Process:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped = True
-        self._interrupt()
-        self._thread.join(LIMIT)
-        assert not self._thread.is_alive()
-        self.wake_ups.leave()
-        os.close(self._reader)
-        os.close(self._writer)
-
-    def stand(self, places: Mapping[str, float]) -> None:
-        """Wait for these locks from now on."""
-        self.places = places
-        self._interrupt()
-
-    def give_back(self, key: str) -> None:
-        """Say that it has no use for what it heard."""
-        self.wake_ups.give_back(key)
-
-    def _interrupt(self) -> None:
-        os.write(self._writer, b".")
-
-    def _moved_to(self, key: str) -> Any:
-        since = self.moved.get(key)
-        return None if since is None else self._place(since, self._limit)
-
-    def _run(self) -> None:
-        while not self._stopped:
-            places = {key: self._place(since, self._limit) for key, since in self.places.items()}
-            try:
-                freed = self.wake_ups.wait(places, self._reader, lambda key: self.copies.get(key, 1), self._moved_to)
-                self.heard += [one.key for one in freed]
-                self.compared += [one.place and one.place.since for one in freed]
-            except LockUnavailable as error:
-                self.errors.append(error)
-                clock.sleep(0.02)
-            with suppress(BlockingIOError):
-                os.read(self._reader, 100)
 
 
 @contextmanager

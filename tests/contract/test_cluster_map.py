@@ -6,6 +6,7 @@ A proxy for each node, all before one server: what the cluster is, they say.
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
@@ -21,11 +22,11 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.stores.store import Place, Store
 from tests.contract import inside
 from tests.contract.conftest import blocked
 from tests.contract.forging import ForgingProxy
-from tests.patience import until
+from tests.patience import LIMIT, until
 from tests.redis_server import RedisServer
 
 KEY = "contract:{cluster:1}"
@@ -222,17 +223,20 @@ def test_node_that_is_away_does_not_hold_up_the_locks_of_another(
     taken(store)
     lease = store.acquire(LockRequest(OTHER, new_owner(), ttl=TTL, holder=ME))
     assert isinstance(lease, Lease)
-    with inside.Process(store, {KEY: 1000.0, OTHER: 1000.0}) as process:
-        until(blocked(redis_server, 2))
-        if how == "silent":
-            nodes[0].hold(commands=True, replies=True)
-        else:
-            nodes[0].forge(ANYTHING, DOWN)
-        nodes[0].cut()
-        assert store.free(lease)
-        until(lambda: OTHER in process.heard)
-        assert KEY not in process.heard
-        nodes[0].let_through()
+    places = [Place(key, new_owner(), 1000.0, 1, 1) for key in (OTHER, KEY)]
+    heard = threading.Event()
+    store.mailbox.expect(OTHER, places[0].name, heard.set)
+    assert store.look(places) == [0, 0]
+    until(blocked(redis_server))
+    if how == "silent":
+        nodes[0].hold(commands=True, replies=True)
+    else:
+        nodes[0].forge(ANYTHING, DOWN)
+    nodes[0].cut()
+    assert store.free(lease)
+    assert heard.wait(LIMIT)
+    nodes[0].let_through()
+    store.mailbox.forget(places[0].name)
 
 
 def test_places_of_locks_are_told_apart_while_a_node_is_away(nodes: Sequence[ForgingProxy], store: Store) -> None:
@@ -283,6 +287,9 @@ def test_call_that_has_taken_long_is_not_tried_again(monkeypatch: pytest.MonkeyP
 
     class Silent:
         step, tries = 1.0, 0
+
+        def server_of(self, key: str) -> NoReturn:
+            raise TimeoutError
 
         def run(self, _: object) -> NoReturn:
             self.tries += 1

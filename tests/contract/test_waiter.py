@@ -15,8 +15,9 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
-from celery_singleton_lock.stores.base import Held, LockRequest, Waiter
+from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.stores.waiters import Waiter
 from tests.contract import inside
 from tests.contract.conftest import blocked
 from tests.patience import until
@@ -103,8 +104,8 @@ class TestLeaving:
         first = taken(store)
         pid = os.fork()
         if pid == 0:
-            with suppress(BaseException):
-                place(store).wait(60)
+            with suppress(BaseException), place(store) as waiter:  # Who does not enter it, hears nothing.
+                waiter.wait(60)
             os._exit(0)
         until(blocked(redis_server))
         os.kill(pid, signal.SIGKILL)

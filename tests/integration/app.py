@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ import tests.integration.ready  # noqa: F401
 from celery_singleton_lock import LockConflict, SingletonTask, lock_lost, lock_released
 from celery_singleton_lock.backend import Backend, Kind
 from celery_singleton_lock.options import delivery as options_delivery
-from celery_singleton_lock.stores.redis import wake_ups
+from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.store import Place
 from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.turn import message_of
 from celery_singleton_lock.worker import request
@@ -61,8 +62,16 @@ if "test_held" in app.conf:
     request.HELD = app.conf.test_held
     options_delivery.MAX_DELAY_AMQP = app.conf.test_held
 
-if "test_wakes_once" in app.conf:  # What loses a wake-up waits for as long as a test.
-    request.HELD = wake_ups.REFRESH = 2.0 * LIMIT
+if "test_wakes_once" in app.conf:  # What loses a wake-up waits for as long as a test: who looks again, keeps its place.
+    request.HELD = 2.0 * LIMIT
+    _look, _seen = RedisStore.look, set()
+
+    def _look_once(self: RedisStore, places: Sequence[Place]) -> list[int]:
+        found = [0 if it.name in _seen else free for it, free in zip(places, _look(self, places), strict=True)]
+        _seen.update(it.name for it in places)
+        return found
+
+    RedisStore.look = _look_once
 
 # Celery looks every five seconds for tasks whose process has ended; tests would wait for that.
 AsynPool.timers = property(lambda pool: {pool.maintain_pool: 0.5})

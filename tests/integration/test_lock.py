@@ -28,6 +28,9 @@ from tests.servers import Cluster, until
 
 ROOT = Path(__file__).parents[2]
 
+#: Has the waiters of the lock.
+WAITING = keyspace.waiting_key(keyspace.PlainKey(NAME))
+
 
 class TestDropIn:
     def test_constructor_takes_what_redis_pys_takes(self) -> None:
@@ -289,7 +292,8 @@ class TestWaiting:
 
             threads.append(threading.Thread(target=wait))
             threads[-1].start()
-            until(lambda expected=number + 1: client.info("clients")["blocked_clients"] == expected, "it waits")
+            until(lambda expected=number + 1: client.zcard(WAITING) == expected, "it waits")
+            clock.sleep(0.005)  # Places are in the order of milliseconds.
         return threads
 
     def test_waiters_are_woken_in_their_order(self, make: Callable[..., Lock], client: Redis) -> None:
@@ -304,14 +308,14 @@ class TestWaiting:
 
     @pytest.mark.slow
     def test_waiters_keep_their_order_while_they_look_again(self, client: Redis) -> None:
-        """Waiters look every four seconds, and might come back behind later ones."""
+        """Waiters look every second, and might come back behind later ones."""
         got: list[int] = []
         lock = Lock(client, NAME)
         lock.acquire()
         threads: list[threading.Thread] = []
         for number in range(4):
             threads += self.one(client, number, got)
-            until(lambda number=number: client.info("clients")["blocked_clients"] > number)
+            until(lambda number=number: client.zcard(WAITING) > number, "it waits")
             clock.sleep(1.0)
         clock.sleep(2.5)
         lock.release()
@@ -359,7 +363,7 @@ class TestWaiting:
             thread.join()
         left = keyspace.fence_key(keyspace.PlainKey(NAME))
         until(lambda: {*client.scan_iter()} <= {left.encode()}, "only the counter is kept")
-        assert client.info("clients")["blocked_clients"] == 0
+        until(lambda: client.info("clients")["blocked_clients"] == 0, "nobody listens")
 
 
 class TestWhatBreaksOtherLocks:

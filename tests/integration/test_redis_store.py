@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import threading
@@ -29,7 +28,6 @@ from tests.contract.inside import (
     new_owner,
     open_url,
 )
-from tests.patience import LIMIT
 from tests.proxy import LossyProxy
 from tests.redis_server import RedisServer
 from tests.servers import until
@@ -230,32 +228,6 @@ class TestServer:
         client.set(inside.fence_counter(KEY), 2**53 - 10)
         assert taken(store).fence == 2**53 - 9
 
-    def test_waiter_that_leaves_discards_no_wake_up_of_others(self, store: Store, client: Redis) -> None:
-        """A semaphore may have several wake-ups at once; the one meant for this waiter goes back."""
-        with ExitStack() as exits:
-            wake_up = exits.push(inside.wake_up_of(store, KEY))
-            wake_up.wait(0.01)
-            client.rpush(inside.wake_list(KEY), 1, 1, 1)
-            assert client.llen(inside.wake_list(KEY)) == 2, "it was woken"
-        assert client.llen(inside.wake_list(KEY)) == 3
-        assert 0 < client.pttl(inside.wake_list(KEY)) <= 1000
-
-    @pytest.mark.parametrize("waiting", [False, True])
-    def test_unclaimed_wake_up_costs_no_waiter_its_place(self, store: Store, waiting: bool) -> None:
-        """A newcomer has taken the lock just then: its end wakes the next waiter."""
-        first = taken(store)
-        requests = [LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True) for _ in range(2)]
-        assert [type(store.acquire(request)) for request in requests] == [Held, Held]
-        store.free(first)
-        newcomer = store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("newcomer"), waiting=waiting))
-        assert isinstance(newcomer, Lease)
-        with store.waiter(requests[0]) as before, store.waiter(requests[1]) as behind:
-            for waiter in (before, behind, before):
-                assert isinstance(waiter.wait(0.05), Held)
-            store.free(newcomer)
-            assert isinstance(behind.wait(0.05), Held)
-            assert isinstance(before.wait(LIMIT), Lease)
-
     @pytest.mark.parametrize("limit", [1, 2])
     def test_full_memory_refuses_an_acquire_and_lets_others_finish(
         self, store: Store, client: Redis, limit: int
@@ -278,7 +250,8 @@ class TestServer:
         lease = taken(store)
         store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True))
         store.free(lease)
-        assert {key.rpartition(":")[2] for key in client.keys("*")} == {"fence", "waiting", "wake"}
+        kinds = {key.removeprefix(KEY).split(":")[1] for key in client.keys("*")}
+        assert kinds == {"fence", "waiting", "asked", "mail"}
         assert all(client.pttl(key) > 0 for key in client.keys("*"))
 
     def test_minimal_acl_is_enough(self, own_redis: RedisServer, client: Redis) -> None:
@@ -430,26 +403,6 @@ class TestInterrupted:
         with pytest.raises(KeyboardInterrupt):
             store.acquire(request)
         assert store.held(KEY) == []
-
-    def test_waiter_waits_no_longer(self, store: Store, client: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Else the next user of its connection would wait for its wake-up."""
-        request, really_send = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True), socket.socket.send
-
-        def waits() -> bool:
-            return bool(client.info("clients")["blocked_clients"])
-
-        def interrupted(it: socket.socket, data: bytes) -> int:
-            number, is_blocking = really_send(it, data), b"BLPOP" in data
-            if is_blocking:
-                until(waits)
-                raise KeyboardInterrupt
-            return number
-
-        taken(store)
-        with pytest.raises(KeyboardInterrupt), store.waiter(request) as waiter, monkeypatch.context() as patch:
-            patch.setattr(socket.socket, "send", interrupted)
-            waiter.wait(LIMIT)
-        until(lambda: not waits())
 
 
 class TestConnections:

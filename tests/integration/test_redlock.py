@@ -1054,8 +1054,8 @@ class TestMarks:
 
 
 class TestWaiting:
-    def wait_for(self, store: Store, holder: Holder = ME) -> tuple[threading.Thread, list[float]]:
-        got: list[float] = []
+    def wait_for(self, store: Store, holder: Holder = ME) -> tuple[threading.Thread, list[object]]:
+        got: list[object] = []
 
         def wait() -> None:
             request = LockRequest(KEY, new_owner(), ttl=TTL, holder=holder)
@@ -1063,7 +1063,7 @@ class TestWaiting:
                 found = store.acquire(request)
                 while isinstance(found, Held):
                     found = waiter.wait(found.remaining + 0.002)
-            got.append(clock.now())
+            got.append(found)
             store.free(found)
 
         thread = threading.Thread(target=wait)
@@ -1071,17 +1071,19 @@ class TestWaiting:
         return thread, got
 
     @pytest.mark.parametrize("dead", range(-1, 5))
-    def test_release_wakes_a_waiter(self, nodes: Nodes, store: Store, dead: int) -> None:
+    def test_release_wakes_a_waiter(
+        self, nodes: Nodes, store: Store, dead: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Also if the node that would wake it is dead."""
+        inside.set_seconds(monkeypatch, "of one wait of a waiter", 600.0)
         if dead >= 0:
             nodes.servers[dead].kill()
         lease = taken(store, ttl=60)
         thread, got = self.wait_for(open_url(nodes.url, BELIEVED))
         until(lambda: blocked(nodes) == 1, "it waits")
-        released_at = clock.now()
         store.free(lease)
-        thread.join(30)
-        assert got[0] - released_at < 3.0, "not by the end of a slice"
+        thread.join(LIMIT)
+        assert got, "it does not wait until it looks by itself"
 
     def test_copy_of_a_finished_message_wakes_the_next_waiter(
         self, nodes: Nodes, store: Store, monkeypatch: pytest.MonkeyPatch
@@ -1112,7 +1114,7 @@ class TestWaiting:
     def test_nothing_is_left_of_waiters(self, nodes: Nodes, store: Store) -> None:
         lease = taken(store)
         waiters = [self.wait_for(store) for _ in range(3)]
-        until(lambda: blocked(nodes) == 3, "all wait")
+        until(lambda: store.inspect(KEY).waiters == 3, "all wait")
         store.free(lease)
         for thread, _ in waiters:
             thread.join(30)
@@ -1126,11 +1128,3 @@ def pttl(server: RedisServer, key: str) -> int:
 
 def blocked(nodes: Nodes) -> int:
     return sum(server.client().info("clients")["blocked_clients"] for server in nodes.servers if server.pid)
-
-
-def test_unclaimed_wake_ups_do_not_pile_up(nodes: Nodes) -> None:
-    """Waiters take wake-ups from one node; releases leave one on each node."""
-    store = open_url(nodes.servers[0].url)
-    for _ in range(5):
-        inside.told(store, inside.command("wake", KEY, limit=2))
-    assert inside.asked(store, "LLEN", inside.wake_list(KEY)) == 2

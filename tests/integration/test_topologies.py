@@ -317,15 +317,13 @@ class TestCluster:
         assert [[held.holder for held in holds] for holds in seen] == [[ME], [], [ME]]
         assert store.free(lease)
 
-    @pytest.mark.parametrize("way", ["asking", "piped"])
-    def test_waiter_follows_a_slot_that_moves(self, cluster: Cluster, store: Store, way: str) -> None:
-        key = f"{KEY}:waited-for:{way}"
+    def test_waiter_follows_a_slot_that_moves(self, cluster: Cluster, store: Store) -> None:
+        key = f"{KEY}:waited-for"
         lease, got, looks = taken(store, key), [], threading.Semaphore(0)
 
         def wait() -> None:
             request = LockRequest(key, owner, ttl=TTL, holder=other)
-            asking = inside.asking_waiter(store, key, lambda: acquire_by(store, key, owner, other))
-            with asking if way == "asking" else store.waiter(request) as waiter:
+            with store.waiter(request) as waiter:
                 found = acquire_by(store, key, owner, other)
                 while not isinstance(found, Lease):
                     looks.release()

@@ -190,6 +190,12 @@ class Event:
             self._set = True
             self._condition.notify_all()
 
+    def clear(self) -> None:
+        self._set = False
+
+    def is_set(self) -> bool:
+        return self._set
+
     def wait(self, timeout: float | None = None) -> bool:
         with self._condition:
             if not self._set:

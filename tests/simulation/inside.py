@@ -20,27 +20,29 @@ from celery import states
 from celery_singleton_lock.holder import OWNER_LENGTH
 from celery_singleton_lock.in_bulk import UNCONFIRMED_TTL
 from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.stores.redis.lock_commands import MEMORY_TTL, WAKE_TTL
+from celery_singleton_lock.stores.redis.lock_commands import MEMORY_TTL
+from celery_singleton_lock.stores.redis.nodes import MAX_PAUSE as PAUSE_OF_NODE
 from celery_singleton_lock.stores.redis.script import ms
-from celery_singleton_lock.stores.redis.wake_ups import MAX_PASSED_ON, REFRESH
+from celery_singleton_lock.stores.waiters import LOOK as SLICE
 from celery_singleton_lock.task import message as messages
 from celery_singleton_lock.task.queue_lock import SOON
 from celery_singleton_lock.trust import STEP_SHARE
+from celery_singleton_lock.worker.line import LOOK as REFRESH
 from celery_singleton_lock.worker.line import MAX_PAUSE
 from tests.simulation.scheduler import active
 
 Part = TypeVar("Part")
 
-#: For the checkers.
+#: For the checkers. A node of a Redlock that did not answer is left alone for `PAUSE_OF_NODE`.
 __all__ = (
-    "MAX_PASSED_ON",
     "MAX_PAUSE",
     "MEMORY_TTL",
+    "PAUSE_OF_NODE",
     "REFRESH",
+    "SLICE",
     "SOON",
     "STEP_SHARE",
     "UNCONFIRMED_TTL",
-    "WAKE_TTL",
     "ms",
 )
 
@@ -210,15 +212,15 @@ def _made(kind: type[Part], *fields: Any, **named: Any) -> Part:
 #: The parts of keys, after the name of a lock or another thing that several keys are about. A lock outside of tasks is
 #: at its name itself.
 PARTS = frozenset(
-    {"", "run", "wake", "fence", "waiting", "line", "order", "nudge", "done", "tombstone", "memory"}
+    {"", "run", "mail", "fence", "waiting", "asked", "order", "done", "tombstone", "memory"}
     | {"ledger", "claim", "queue"}
 )
 
 #: The value of a hold.
 _HOLD = re.compile(rb"[0-9a-f]{32}\[")
 
-#: In the keys of the lock of a waiting message; and at the end of the keys at which waiters wait.
-OF_QUEUE, WAKE = ":queue:", b":wake"
+#: In the keys of the lock of a waiting message; and in those of mailboxes.
+OF_QUEUE, MAILBOX = ":queue:", b":mail:"
 
 #: The names of records, after the part of their keys: of how an attempt of a plan's message has ended; and of others.
 _OF_ATTEMPT = re.compile(r"(?P<id>m\d+(-after)?):[0-9a-f]{10}:\d+\.(?P<attempt>\d+)")
@@ -296,12 +298,22 @@ def run_key(package: Any, lock: str) -> bytes:
 
 
 #: The parts of the keys of those that are in line.
-OF_LINES = ("waiting", "line")
+OF_LINES = ("waiting", "asked")
 
 
-def line_keys(lock: str) -> tuple[str, str]:
-    """The keys of those that are in line for a lock: their places, and how many copies each has."""
-    return keyspace.waiting_key(lock), keyspace.line_key(lock)
+def line_key(lock: str) -> str:
+    """The key of those that are in line for a lock, by their places."""
+    return keyspace.waiting_key(lock)
+
+
+def mailbox_in(member: bytes) -> bytes:
+    """The mailbox of somebody in line."""
+    return member.rpartition(b"|")[0]
+
+
+def name_of_waiter(member: bytes) -> bytes:
+    """Its name there."""
+    return member.rpartition(b"|")[2]
 
 
 def fence_key(lock: str, *, is_plain: bool = False) -> str:
@@ -470,22 +482,22 @@ def has_free_slot(package: Any, pool: Any) -> bool:
     return bool(attribute(module(package, "worker.bootstep"), "has_free_slot")(pool))
 
 
-def watch_line(line: Any, comes: Callable[[Any], None], is_passed_on: Callable[[Any], None]) -> None:
-    """Be called with each wake-up that comes to a line, and with each that it passes on."""
-    wake_ups = attribute(line, "_wake_ups")
-    answer, pass_on = attribute(line, "_answer"), attribute(wake_ups, "pass_on")
+def watch_line(line: Any, comes: Callable[[str], None], is_passed_on: Callable[[str], None]) -> None:
+    """Be called with the lock of each wake-up that comes to a line, and of each that it passes on."""
+    store = attribute(line, "_store")
+    hear, wake = attribute(line, "_hear"), attribute(store, "wake")
 
-    def answers(freed: Any) -> None:
-        comes(freed)
-        answer(freed)
+    def hears(key: str) -> None:
+        comes(key)
+        hear(key)
 
-    def passes_on(freed: Any) -> Any:
-        if did := pass_on(freed):
-            is_passed_on(freed)
+    def wakes(key: str, leaves: str = "") -> Any:
+        if (did := wake(key, leaves)) and leaves:
+            is_passed_on(key)
         return did
 
-    assign(line, "_answer", answers)
-    assign(wake_ups, "pass_on", passes_on)
+    assign(line, "_hear", hears)
+    assign(store, "wake", wakes)
 
 
 def is_listening(line: Any) -> bool:
@@ -496,13 +508,19 @@ def is_listening(line: Any) -> bool:
 
 def keys_of(line: Any) -> set[str]:
     """The locks for which a line has places on the server."""
-    lines = attribute(attribute(line, "_wake_ups"), "_lines").values()
-    return {key for each in lines for key in attribute(each, "_places")}
+    return set(attribute(line, "_copies"))
 
 
-def name_of(line: Any) -> bytes:
-    """The name of a line among those that wait for a lock."""
-    return str(attribute(attribute(line, "_wake_ups"), "_name")).encode()
+def name_of(line: Any, key: str) -> bytes:
+    """The name of a line among those that wait for a lock; empty if it has no copy there."""
+    copies = attribute(line, "_copies").get(key)
+    name = "" if copies is None else attribute(line, "_store").mailbox.member(key, attribute(copies, "name"))
+    return str(name).encode()
+
+
+def mailbox_of(line: Any) -> bytes:
+    """The mailbox of a line's process."""
+    return str(attribute(attribute(attribute(line, "_store"), "mailbox"), "_key")).encode()
 
 
 def is_held(request: Any) -> bool:

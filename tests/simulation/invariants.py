@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from celery import states
 
 from tests.simulation import apps, holds, inside, trouble
+from tests.simulation.inside import SLICE
 from tests.simulation.scheduler import Process, every
 
 #: Seconds of the simulation between two looks at the servers' data.
@@ -21,6 +22,9 @@ SOME = 10
 
 #: Seconds within which it is recorded that everything after an ended message was sent: before a copy looks.
 SETTLED = 5.0
+
+#: Seconds after a fault for which a process may leave a node of a Redlock alone.
+LEFT_ALONE = inside.PAUSE_OF_NODE + 1.0
 
 #: Faults that do not delay the end of a hold.
 NO_DELAY = (*trouble.BRIEF, "results slow")
@@ -46,6 +50,9 @@ class Invariants:
         self._tombstones = holds.Tombstones(world)
         #: When each state that must not last began.
         self._since: dict[Any, float] = {}
+        #: Free locks that some node could not grant: nobody notices when a node can again. And those whose wake-up may
+        #: have gone to a waiter that is dead.
+        self._free_on_some: set[Any] = set()
         #: Records as last seen, by key: their text and their meaning.
         self._records: dict[str, bytes] = {}
         self._ended: dict[str, tuple[str, bool]] = {}
@@ -66,10 +73,11 @@ class Invariants:
         self._tombstones.look()
         now = {*self._of_holds(held), *(("free", *it) for it in self._missed(held))}
         self._since = {it: self._since.get(it, self.run.now) for it in now}
+        self._free_on_some &= now
         for it, since in self._since.items():
             excuses = trouble.HARMLESS if it[0] == "free" else NO_DELAY
             if not trouble.is_there(self.world, but=excuses):
-                longest = self._longest(it) + self._more
+                longest = self._longest(it) + self._more + (2 * SLICE if self._looks_by_itself(it, since) else 0.0)
                 lasts, (kind, *what) = self.run.now - since, it
                 self.run.must(lasts <= longest, RULES[kind], lasts, *what)
 
@@ -182,14 +190,26 @@ class Invariants:
                 continue
             values = dict(server.living_values())
             inside.check_keys(key.decode() for key in server.model._waiting)
-            for key, blocked in server.model._waiting.items():
-                lock, sessions = inside.lock_of(key.decode()), _in_slots(blocked)
-                is_lock = "shop.two" not in lock and key.endswith(inside.WAKE)
+            for key, members, _ in server.living():
+                if inside.part_of(key) != "waiting" or "shop.two" in key:
+                    continue
+                lock = inside.lock_of(key)
+                waiters = [member for member in members if self._blocked(server, member)]
                 grants = self._grant(run := inside.of_lock(lock))
-                if sessions and run not in held and is_lock and grants * 2 > len(self.world.servers):
+                if waiters and run not in held and grants * 2 > len(self.world.servers):
                     # Including the fence: another holder may have come in between.
-                    found.add((lock, sessions[0].id, values.get(inside.fence_key(lock))))
+                    it = lock, waiters[0], values.get(inside.fence_key(lock))
+                    found.add(it)
+                    is_behind_dead = any(inside.mailbox_in(it) not in server.model._waiting for it in members)
+                    if grants < len(self.world.servers) or is_behind_dead:
+                        self._free_on_some.add(("free", *it))
         return found
+
+    def _blocked(self, server: Any, member: bytes) -> list[Any]:
+        """The connections on which a waiter in a slot, or outside of tasks, listens."""
+        if member in self.world.parked.names:
+            return []
+        return list(server.model._waiting.get(inside.mailbox_in(member), ()))
 
     def _longest(self, it: tuple[Any, ...]) -> float:
         """Seconds that a state may last."""
@@ -197,6 +217,20 @@ class Invariants:
         if kind == "kept" and not what[-1]:
             return float("inf")
         return AT_ONCE[kind]
+
+    @trouble.excuse
+    def _looks_by_itself(self, it: tuple[Any, ...], since: float) -> bool:
+        """Whether the waiter for a lock that is free since then may have to find out by itself: no node wakes it, or
+        its holder leaves its node alone; or each message to the server is slow, and the
+        wake-up takes a longer way: main processes pass it on to the oldest copy in line, or a copy gets it that first
+        asks about another message.
+        """
+        if it in self._free_on_some:
+            return True
+        if it[0] == "free" and len(self.world.servers) > 1 and trouble.was_there(self.world, since - LEFT_ALONE):
+            return True
+        is_slow = it[0] == "free" and self.world.plan.latency > 0
+        return is_slow and self.world.parked.detour_at.get(it[1], -1.0) > since - OFTEN
 
     def _grant(self, run: str) -> int:
         """How many servers would grant a lock: a node of a Redlock may still have an attempt that is to be undone, and
@@ -234,10 +268,17 @@ class Invariants:
 
     def _is_waited_for_beside(self, dead: Process, key: str) -> bool:
         """Whether a process on its host waits for the lock, and so looks every second."""
-        wake = inside.of_lock(inside.lock_of(key), "wake").encode()
-        models = (server.model for server in self.world.servers if server.model is not None)
-        waiting = (session for model in models for session in _in_slots(model._waiting.get(wake, ())))
-        return any(session.address.startswith(f"{dead.host.name}:") for session in waiting)
+        waiting = inside.line_key(inside.lock_of(key))
+        sessions = [
+            session
+            for server in self.world.servers
+            if server.model is not None
+            for name, members, _ in server.living()
+            if name == waiting
+            for member in members
+            for session in self._blocked(server, member)
+        ]
+        return any(session.address.startswith(f"{dead.host.name}:") for session in sessions)
 
     def _is_recorded(self, number: int, task_id: str, *, is_settled: bool) -> None:
         """Check that most servers know its end and, if `is_settled`, that everything after it was sent."""
@@ -262,11 +303,6 @@ def _attempt_at(key: str) -> tuple[int, int]:
     attempt = inside.attempt_of(key)
     assert attempt is not None
     return int(attempt[0][1:]), attempt[1]
-
-
-def _in_slots(blocked: Iterable[Any]) -> list[Any]:
-    """The blocked connections of single waiters: the connection of a line waits for a nudge as well."""
-    return [session for session in blocked if len(session.blocked.keys) == 1]
 
 
 def _ends_on(server: Any, task_id: str) -> list[inside.Record]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.simulation import holds, inside, trouble
-from tests.simulation.inside import MAX_PASSED_ON, MAX_PAUSE, REFRESH, WAKE_TTL
+from tests.simulation.inside import MAX_PAUSE, REFRESH
 from tests.simulation.scheduler import Process, every
 
 #: Seconds of the simulation between two looks.
@@ -80,8 +80,10 @@ class Parked:
         self._lines: dict[Process, Any] = {}
         #: By process: the time of its wall clock when the last message came.
         self._came_at: dict[Process, float] = {}
-        #: By process and key: the last wake-up, and when it came.
-        self._woken_by: dict[tuple[Process, str], tuple[Any, float]] = {}
+        #: By process and key: when the last wake-up came.
+        self._woken_by: dict[tuple[Process, str], float] = {}
+        #: Those wake-ups for which no copy has begun yet.
+        self._unanswered: set[tuple[Process, str]] = set()
         #: Called when a copy begins, with its request.
         self.on_begin: list[Callable[[Any], None]] = []
         #: How often a copy was started, by key.
@@ -123,14 +125,16 @@ class Parked:
         self._lines[process] = line
         process.at_end.append(lambda: self._dies(process, line))
 
-        def comes(freed: Any) -> None:
-            self._woken_by[process, freed.key] = freed, self.run.now
-            self.run.note("is woken", f"{freed.key} passed on {freed.passed_on}")
-            if freed.passed_on >= MAX_PASSED_ON and not self._has_room(worker):
-                self._in_vain_at[freed.key] = self.run.now
+        def comes(key: str) -> None:
+            self._woken_by[process, key] = self.run.now
+            self._unanswered.add((process, key))
+            self.run.note("is woken", key)
+            if not self._has_room(worker):
+                self._in_vain_at[key] = self.run.now
 
-        def is_passed_on(freed: Any) -> None:
-            self.detour_at[freed.key] = self.run.now
+        def is_passed_on(key: str) -> None:
+            self.detour_at[key] = self.run.now
+            self._unanswered.discard((process, key))
 
         inside.watch_line(line, comes, is_passed_on)
 
@@ -185,6 +189,11 @@ class Parked:
         elif not (put_back.follows and self._are_several):
             self.run.must(since <= first, "message {} loses its place in line as it is put back", headers["id"])
 
+    @property
+    def names(self) -> set[bytes]:
+        """The names of the lines among those that wait for locks."""
+        return {inside.name_of(line, key) for line in self._lines.values() for key in inside.keys_of(line)}
+
     def in_line(self) -> Iterator[Copy]:
         """The copies that are to be woken, of processes that are well."""
         return (copy for copy in self._copies.values() if copy.is_in_line and copy.process.alive and copy.process.runs)
@@ -231,13 +240,14 @@ class Parked:
         self._called[copy.process, request.id] = copy.key
         if _looks_first(request):
             self.detour_at[copy.key] = self.run.now
-        freed, at = self._woken_by.get((copy.process, copy.key), (None, 0.0))
+        at = self._woken_by.get((copy.process, copy.key), 0.0)
         self.run.note("begins, woken", f"{copy.key} message={request.id}", by=copy.process.name)
         for other in self._of_line(copy.key):
             if other.process is copy.process and other.at < at:
                 what = copy.key, request.id, other.request.id
                 self.run.must(not other.is_before(copy), "{}: message {} begins before {}, which came first", *what)
-        if freed is not None and freed.place is not None:
+        if (copy.process, copy.key) in self._unanswered:
+            self._unanswered.discard((copy.process, copy.key))
             self._is_first(copy, at)
         self._is_of_use(copy)
 
@@ -256,7 +266,7 @@ class Parked:
         may end without the lock, the process wakes the next one, whoever has the lock: maybe the copy had it by then.
         """
         key, _, _ = _place_of(request)
-        if key and request.is_woken and _is_one_of_many(request):
+        if key and _is_one_of_many(request):
             self._left_at[key] = self.run.now
 
     def _leaves(self, process: Process, task_id: str, *, stays: str = "") -> None:
@@ -281,13 +291,14 @@ class Parked:
 
     def has_left(self, process: Process, line: Any) -> None:
         """Check that a worker that ends has left its lines."""
-        name = inside.name_of(line)
+        mailbox = inside.mailbox_of(line)
         if trouble.was_there(self.world, self.run.now - AFTERMATH, but=HARMLESS):
             return
         for server in self.world.servers:
             for key, value, _ in server.living():
                 if inside.part_of(key) in inside.OF_LINES:
-                    self.run.must(name not in value, "{} ends, and stays in line: {}", process.name, key)
+                    is_there = any(inside.mailbox_in(member) == mailbox for member in value)
+                    self.run.must(not is_there, "{} ends, and stays in line: {}", process.name, key)
 
     @every(OFTEN)
     def look(self) -> None:
@@ -318,6 +329,8 @@ class Parked:
         now = self.run.now
         if trouble.was_there(self.world, now - AFTERMATH, but=HARMLESS):
             return 2 * MAX_PAUSE + FOUND + latency
+        if len(self.world.servers) > 1:
+            return 2 * FOUND + latency  # A node may still have what most have freed.
         _, freed_at = self._held[key]
         if abs(freed_at - self._died_at.get(key, -HELD)) < AT_ONCE + latency:
             return FOUND + latency  # The wake-up may have come to a process that died just then.
@@ -342,7 +355,7 @@ class Parked:
             self._held[key] = owners, now
             if last is not None and last - owners and self._ends.get(key, 0.0) < now + 2 * OFTEN:
                 self._ended_at[key] = now
-        (server,) = self.world.servers
+        server = self.world.servers[0]
         ends = [end for name, _, end in server.living() if name in held and end is not None]
         self._ends[key] = min(ends, default=0.0) / 1000 - server.clock() + now
         return len(held) >= limit
@@ -352,16 +365,16 @@ class Parked:
 
     def _is_first(self, copy: Copy, woken_at: float) -> None:
         """Check that no other process that is well has an older copy."""
-        if trouble.was_there(self.world, woken_at - AFTERMATH, but=HARMLESS):
+        if trouble.was_there(self.world, woken_at - AFTERMATH, but=HARMLESS) or len(self.world.servers) > 1:
             return
         (server,) = self.world.servers
-        waiting, _ = inside.line_keys(copy.key)
+        waiting = inside.line_key(copy.key)
         places = next((value for key, value, _ in server.living() if key == waiting), {})
         says_so = AT_ONCE + SOME * self.world.plan.latency
         for other in self._of_line(copy.key):
             if other.process is copy.process or not other.process.runs or other.at > woken_at - says_so:
                 continue
-            score = places.get(inside.name_of(self._lines[other.process]), 0.0)
+            score = places.get(inside.name_of(self._lines[other.process], copy.key), 0.0)
             is_known = 0 < score < int(inside.ms(copy.least))
             self.run.must(
                 not (is_known and other.is_before(copy)),
@@ -374,7 +387,7 @@ class Parked:
         now = self.run.now
         is_held = self._is_held(copy.key, copy.limit)
         _, since = self._held[copy.key]
-        long = WAKE_TTL + AT_ONCE + SOME * self.world.plan.latency
+        long = FOUND + AT_ONCE + SOME * self.world.plan.latency
         newest, answers = self.world.newest, self.world.answers
         is_to_end = newest is not None and newest.has_come(copy.key, now - long)  # It is woken to end.
         is_to_end = is_to_end or (answers is not None and answers.is_behind_another(copy.request))

@@ -172,11 +172,15 @@ class Server:
         if self.model is None:
             return False
         nobody = self.model.connect(lambda _: None, address="nobody:1")
-        keys = [key for key in self.model._waiting if key.endswith(inside.WAKE)]
-        for key in keys:
-            nobody.receive(hiredis.pack_command((b"RPUSH", key, b"1")))
+        members = [
+            member for key, members, _ in self.living() if inside.part_of(key) == "waiting" for member in members
+        ]
+        woken = [member for member in members if inside.mailbox_in(member) in self.model._waiting]
+        for member in woken:
+            push = b"RPUSH", inside.mailbox_in(member), inside.name_of_waiter(member)
+            nobody.receive(hiredis.pack_command(push))
         nobody.close()
-        return bool(keys)
+        return bool(woken)
 
     # For the checker
 
@@ -274,7 +278,7 @@ class _Peer:
         self._server.do(partial(self.session.receive, data))
 
     def _answer(self, data: bytes) -> None:
-        server, wakes = self._server, data.startswith(b"*2\r\n") and inside.WAKE + b"\r\n" in data
+        server, wakes = self._server, data.startswith(b"*2\r\n") and inside.MAILBOX in data
         if wakes and server.run.now < server.wakes_nobody_until:
             server.run.note("wakes nobody", by=server.host.name)
             server.run.strikes("wake-ups lost")

@@ -10,8 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
-from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -109,9 +108,8 @@ def test_cold_shutdown_uses_what_it_has_interrupted(which: str) -> None:
         family = Children(store, JournalWriter(None, lambda: None, 0), Heartbeat(store).outage)
         ends = is_used_within(family._mutex.lock, lambda: family.free_when_gone(1))
     elif which == "line":
-        wake_ups: Any = SimpleNamespace()
-        line = Line(wake_ups, lambda _: False, lambda: False, in_loop=True)
-        ends = is_used_within(line._mutex.lock, lambda: line.has_begun("k", wakes=False))
+        line = Line(store, lambda _: False, lambda: False, in_loop=True)
+        ends = is_used_within(line._mutex.lock, lambda: line.park(Mock(has_begun=True), "k", 0.0, 1))
     elif which == "records":
         records = Records(store)
         ends = is_used_within(records._mutex, lambda: records.replace("k", Record("m", b"", 1.0)))

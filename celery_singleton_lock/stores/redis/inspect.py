@@ -15,65 +15,32 @@ from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
-from celery_singleton_lock import cleaned, clock
+from celery_singleton_lock import cleaned
 from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.stores.redis import keyspace, lock_answers
-from celery_singleton_lock.stores.redis.lock_commands import WAITING_TTL
-from celery_singleton_lock.stores.redis.script import Command, ms
+from celery_singleton_lock.stores.redis.script import Command
 from celery_singleton_lock.stores.redis.server import Server
 from celery_singleton_lock.stores.store import MOST_RECORDS, KeyState
 
 #: The name of a key.
 Name = TypeVar("Name", str, bytes)
 
-#: Seconds after which a process that has written nothing is surely gone.
-LONG_GONE = 10 * WAITING_TTL
-
-
-def written(copies: int, since: float) -> str:
-    """What a main process writes whose first copy met its first conflict at `since`, seconds since the epoch."""
-    return f"{copies}:{ms(since)}:{ms(clock.wall())}"
+#: Seconds after which a waiter that has not asked again is not counted.
+FRESH = 6.0
 
 
 def asking(key: str) -> Sequence[Command]:
     """Asks how many wait for a lock; see `counted`."""
-    return ("ZCOUNT", keyspace.waiting_key(key), _fresh(), "+inf"), ("HVALS", keyspace.line_key(key))
+    return ("HVALS", keyspace.asked_key(key)), ("TIME",)
 
 
-def those_there(key: str) -> Sequence[Command]:
-    """Asks how many waiters and processes there are, without those waiters that were killed: their places stay."""
-    return ("ZCOUNT", keyspace.waiting_key(key), _fresh(), "+inf"), ("HLEN", keyspace.line_key(key))
-
-
-def counted(recent: object, lines: object) -> int:
+def counted(asked: object, time: object) -> int:
     """How many wait, from the answers to `asking`; an error, for lack of a right for example, counts as none."""
-    count = recent if isinstance(recent, int) else 0
-    for line in lines if isinstance(lines, Iterable) else ():
-        copies, since, at = _read(line)
-        if at >= _fresh():
-            # A young place was counted once, as a waiter's.
-            count += copies - (since >= _fresh())
-    return max(count, 0)
-
-
-def left_behind(line: object) -> Sequence[bytes]:
-    """The processes that ended long ago without leaving, from the fields of `:line` and their values."""
-    if not isinstance(line, Sequence):
-        return ()
-    before = ms(clock.wall() - LONG_GONE)
-    return [name for name, written in zip(line[::2], line[1::2], strict=True) if _read(written)[2] < before]
-
-
-def _fresh() -> int:
-    """From when on somebody still waits, milliseconds."""
-    return int(ms(clock.wall() - WAITING_TTL))
-
-
-def _read(line: object) -> tuple[int, int, int]:
-    """Copies, since when, and when that was written; it ends with what a later version may add."""
-    parts = [cleaned.whole(part) or 0 for part in line.split(b":")] if isinstance(line, bytes) else []
-    copies, since, at = (max(part, 0) for part in (*parts, 0, 0, 0)[:3])
-    return copies, since, at
+    if not isinstance(asked, list) or not isinstance(time, list):
+        return 0
+    fresh = ((cleaned.whole(time[0]) or 0) - FRESH) * 1000
+    pairs = [[cleaned.whole(part) or 0 for part in said.split(b" ")] for said in asked if isinstance(said, bytes)]
+    return sum(max(copies, 0) for at, copies, *_ in (pair for pair in pairs if len(pair) > 1) if at >= fresh)
 
 
 #: Keys, or entries, that the server looks at in one step.
@@ -109,11 +76,11 @@ def inspect(server: Server, everywhere: Sequence[Server], key: str) -> KeyState:
     shown = held(server, key)
     about: list[Command] = [("GET", keyspace.fence_key(key)), *asking(key)]
     # A record may hold a return value of some KiB.
-    fence, recent, lines, *records = server.command_each([*about, *(("GETRANGE", name, 0, 127) for name in latest)])
+    fence, asked, time, *records = server.command_each([*about, *(("GETRANGE", name, 0, 127) for name in latest)])
     return KeyState(
         tuple(shown),
         max((it for it in (cleaned.whole(fence), *(each.fence for each in shown)) if it is not None), default=None),
-        counted(recent, lines),
+        counted(asked, time),
         tuple(
             Record(name.removeprefix(done), record, remaining[name] / 1000)
             for name, record in zip(latest, records, strict=True)
@@ -185,7 +152,7 @@ def _looked_up(server: Server, keys: Sequence[str], *, others: bool = False) -> 
     by_question = [answers[question::4] for question in range(4)]
     sets = sets_among(server, dict(zip(names, by_question[0], strict=True)))
     found = []
-    for name, only, its_pttl, recent, lines in zip(names, *by_question, strict=True):
+    for name, only, its_pttl, waits, time in zip(names, *by_question, strict=True):
         value, pttl = sets.get(name, (only, its_pttl))
         (remaining,) = unless_refused([pttl])
         try:
@@ -195,7 +162,7 @@ def _looked_up(server: Server, keys: Sequence[str], *, others: bool = False) -> 
             holds = []
             if not others:
                 raise _no_lock(name, error) from error
-        found.append([replace(held, waiters=counted(recent, lines)) for held in holds])
+        found.append([replace(held, waiters=counted(waits, time)) for held in holds])
     return found
 
 

@@ -17,24 +17,19 @@ def run_key(key: str) -> str:
     return key if isinstance(key, PlainKey) else key + ":run"
 
 
-def wake_key(key: str) -> str:
-    """The list whose elements wake waiters."""
-    return key + ":wake"
-
-
 def fence_key(key: str) -> str:
     """The highest fencing token that was given out."""
     return key + ":fence"
 
 
 def waiting_key(key: str) -> str:
-    """The waiters: a sorted set of owners."""
+    """The waiters: a sorted set, by since when each waits."""
     return key + ":waiting"
 
 
-def line_key(key: str) -> str:
-    """How many copies wait in the main processes: a hash, by the names that these have in `waiting_key`."""
-    return key + ":line"
+def asked_key(key: str) -> str:
+    """When each waiter asked last, and for how many copies: a hash."""
+    return key + ":asked"
 
 
 def order_key(key: str, order: str) -> str:
@@ -42,9 +37,11 @@ def order_key(key: str, order: str) -> str:
     return key + f":order:{order}"
 
 
-def nudge_key(key: str, process: str) -> str:
-    """The list whose elements unblock a process that has something else to send; in the slot of `key`."""
-    return key + f":nudge:{process}"
+def mailbox_key(key: str, process: str) -> str:
+    """The mailbox of a process: a list of those of its waiters that are woken. It is named after the first lock for
+    which the process waits, so that whoever has the rights for its locks has them for this list.
+    """
+    return key + f":mail:{process}"
 
 
 def done_key(key: str, message: str) -> str:

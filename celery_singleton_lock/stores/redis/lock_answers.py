@@ -34,14 +34,9 @@ _PARTS: Mapping[int, list[type]] = {
     Answer.RECORD: [int, bytes, int],
     Answer.NO_VOTE: [int, int],
     Answer.GIVEN_UP: [int],
-    Answer.NEWEST: [int, bytes, int, int],
-    Answer.SUPERSEDED: [int, bytes, int, bytes],
+    Answer.NEWEST: [int, bytes, int, int, bytes],
+    Answer.SUPERSEDED: [int, bytes, int, bytes, bytes],
 }
-
-
-def is_granted(answer: Any) -> bool:
-    """Whether this begins as a grant does."""
-    return type(answer) is list and answer[:1] == [Answer.GRANTED]
 
 
 def _one_of(*kinds: Answer) -> Callable[[Any], bool]:
@@ -55,7 +50,7 @@ def _one_of(*kinds: Answer) -> Callable[[Any], bool]:
     return can_be
 
 
-#: Whether something can be the answer to a vote; to an acquire or a hand-over.
+#: Whether something can be the answer to a vote; to an acquire.
 answers_vote = _one_of(*Answer)
 answers_question = _one_of(*(kind for kind in Answer if kind != Answer.NO_VOTE))
 
@@ -72,12 +67,30 @@ def answers_renewal(answer: Any) -> bool:
     return isinstance(answer, list) and all(isinstance(one, (int, bytes)) for one in answer)
 
 
-class FreeAnswer(IntEnum):
-    """The answers to freeing."""
+def answers_release(answer: Any) -> bool:
+    """Whether this can be the answer to freeing: whether it was held, or the waiter to wake if it was."""
+    return isinstance(answer, int) or _is_waiter(answer)
 
-    NOT_OURS = 0
-    FREED = 1
-    SOMEBODY_WAITS = 2
+
+def answers_next(answer: Any) -> bool:
+    """Whether this can be the waiter to wake; None if nobody waits."""
+    return answer is None or _is_waiter(answer)
+
+
+def _is_waiter(answer: Any) -> bool:
+    """Whether this can be the name of a waiter, with its mailbox, and not the answer to another command."""
+    return isinstance(answer, bytes) and b"|" in answer
+
+
+def to_wake(answer: Any) -> bytes | None:
+    """The waiter that an answer says to wake."""
+    if isinstance(answer, list) and answer[0] in (Answer.NEWEST, Answer.SUPERSEDED):
+        answer = answer[-1]
+    return answer if isinstance(answer, bytes) and answer else None
+
+
+#: The answer to freeing what was not held.
+NOT_OURS = 0
 
 
 class GivenUp(RedisError):
@@ -96,14 +109,6 @@ def parse_acquired(answer: Sequence[Any], request: LockRequest, sent_at: float) 
     if kind == Answer.GIVEN_UP:
         raise GivenUp("this owner was given up before the server carried out its request")
     return _in_the_way(answer, request.holder.message)
-
-
-def parse_handed_over(answer: Sequence[Any], request: LockRequest) -> Lease | Held | Record | None:
-    """As `parse_acquired`, for a `hand_over`; None if the answer says nothing: ask.
-
-    A lease must be confirmed: nobody knows when it was asked for.
-    """
-    return None if answer[0] == Answer.GIVEN_UP else parse_acquired(answer, request, 0.0)
 
 
 def parse_refusal(answer: Sequence[Any], message: str) -> Held | Record | None:
@@ -129,7 +134,7 @@ def _in_the_way(answer: Sequence[Any], message: str) -> Held | Record:
         value, pttl, *about = rest
         found = parse_held(value, pttl)
         if kind == Answer.SUPERSEDED:
-            return Superseded(found.holder, found.owner, found.remaining, by=task_of_member(*about))
+            return Superseded(found.holder, found.owner, found.remaining, by=task_of_member(about[0]))
         return replace(found, arrived=about[0]) if about else found
     return record(message, *rest)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from celery_singleton_lock import cleaned, clock
@@ -19,27 +18,22 @@ from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.lock_answers import (
+    answers_next,
     answers_question,
     answers_refusal,
+    answers_release,
     answers_renewal,
     answers_vote,
 )
 from celery_singleton_lock.stores.redis.script import TOMBSTONE_TTL, Call, Script, are_texts, are_whole, ms
+from celery_singleton_lock.stores.store import Place
 
-#: Seconds that ":waiting" outlives a waiter's last question: longer than `waiter.ONLY_LOOKS`, so that it is never
-#: missed. It holds the names of those that asked, and when they did by their host's clock, which is for people.
-WAITING_TTL = 6.0
-
-#: Seconds that an unclaimed wake-up is kept.
-WAKE_TTL = 1.0
+#: Seconds that a wake-up is kept which nobody has read.
+WAKE_TTL = 10.0
 
 #: Seconds that the highest fence is kept after the last acquire. Without it the next one starts at the server's time,
 #: which is higher as long as that clock was not set back by more than this.
 FENCE_TTL = 600.0
-
-#: Seconds that a lock that was handed to a waiter is held for it, until the waiter confirms: what a frozen or
-#: unreachable waiter costs the others.
-HAND_OVER_TTL = 1.0
 
 #: Seconds for which a node of a Redlock remembers since when it remembers: ten years.
 MEMORY_TTL = 315_360_000.0
@@ -49,14 +43,14 @@ MEMORY_TTL = 315_360_000.0
 #: refused with equal records, and none of them may take back what another one has promised.
 PROMISE, PROMISE_NAME = b"?", 8
 
-_WAKE_MS, _FENCE_MS = ms(WAKE_TTL), ms(FENCE_TTL)
+_FENCE_MS = ms(FENCE_TTL)
 
 #: The parts of a script that takes a lock.
-TAKING = "now", "lock/grant", "lock/answers", "lock/holds", "lock/request", "lock/places", "lock/newest"
+TAKING = "now", "lock/grant", "lock/answers", "lock/holds", "lock/line", "lock/request", "lock/places", "lock/newest"
 ACQUIRE = Script(*TAKING, "lock/acquire", answers=answers_question)
-HAND_OVER = Script(*TAKING, "lock/hand_over", "lock/acquire", answers=answers_question)
-FREE, WAKE = Script("now", "lock/holds", "lock/hold", "lock/free"), Script("lock/wake")
-COUNT = Script("now", "lock/count")
+FREE = Script("now", "lock/holds", "lock/hold", "lock/line", "lock/free", answers=answers_release)
+NEXT = Script("now", "lock/line", "lock/next", answers=answers_next)
+LOOK, PUSH = Script("now", "lock/holds", "lock/line", "lock/look"), Script("lock/push")
 REFUSE = Script("now", "lock/answers", "lock/holds", "lock/refuse", answers=answers_refusal)
 RECORDED = Script("lock/answers", "lock/recorded", answers=answers_refusal)
 RENEW = Script(
@@ -85,31 +79,20 @@ def acquire(request: LockRequest) -> Call:
     return Call(ACQUIRE, keys, without_defaults(args))
 
 
-def hand_over(request: LockRequest) -> Call:
-    """As `acquire`, to be carried out when the waiter is woken; its lease must be confirmed."""
-    # If it is not confirmed in time, the waiter asks again: a grant leaves no tombstone.
-    woken = replace(request, waiting=True, was_woken=True, given_up=(), late=False)
-    keys, args = question(woken, ttl=min(request.ttl, HAND_OVER_TTL))
-    return Call(HAND_OVER, keys, without_defaults(args))
-
-
-def question(
-    request: LockRequest, *, ttl: float | None = None, fence_seed: int | str = "", memory_ms: int = 0
-) -> tuple[list[str], list[object]]:
+def question(request: LockRequest, *, fence_seed: int | str = "", memory_ms: int = 0) -> tuple[list[str], list[object]]:
     """KEYS and ARGV of `request.lua`; see `acquire`.
 
     Args:
         request: what is asked for.
-        ttl: seconds for which it is granted, if not for those of the request.
         fence_seed: the least fence; empty: the server's time.
         memory_ms: how long a node of a Redlock remembers since when it remembers; 0 to trust it as it is.
     """
     key, holder, given_up, arrival = request.key, request.holder, request.given_up, request.arrival
-    keys = [keyspace.fence_key(key), keyspace.tombstone_key(key, request.owner), keyspace.wake_key(key)]
+    keys = [keyspace.fence_key(key), keyspace.tombstone_key(key, request.owner)]
     if request.check_finished:
         keys.append(keyspace.done_key(key, holder.message))
-    if request.waiting or request.was_woken or given_up or arrival:
-        keys.append(keyspace.waiting_key(key))
+    if request.waiting or arrival:
+        keys += [keyspace.waiting_key(key), keyspace.asked_key(key)]
     if arrival:
         keys.append(keyspace.order_key(key, arrival.order))
     keys.append(keyspace.run_key(key))
@@ -117,18 +100,16 @@ def question(
     return keys, [
         request.owner,
         holder.json_around_fence(request.ttl),
-        ms(ttl or request.ttl),
+        ms(request.ttl),
         _FENCE_MS,
         int(request.check_finished),
-        ms(WAITING_TTL) if request.waiting else 0,
-        ms(clock.wall()) if request.waiting else 0,
+        *((request.member, ms(request.since)) if request.waiting else ("", 0)),
         holder.kept_as,
         fence_seed,
         memory_ms,
         request.limit - 1,
         "".join(given_up),
         tombstone_ms(request.ttl) if given_up or request.late else 0,
-        int(request.was_woken),
         *((holder.order_member, arrival.number or "", ms(arrival.seconds)) if arrival else ("", "", 0)),
         arrival.order if arrival and arrival.stops else "",
         int(request.late),
@@ -140,9 +121,9 @@ def free(hold: Hold, *, record: Record | None = None, reservation: Reservation |
     return ending(hold, hold.owner, record=record, reservation=reservation)
 
 
-def abandon(hold: Hold, *, wakes: bool = True) -> Call:
+def abandon(hold: Hold) -> Call:
     """See `Store.abandon`."""
-    return ending(hold, hold.owner, tombstones=(hold.owner,), wakes=wakes)
+    return ending(hold, hold.owner, tombstones=(hold.owner,))
 
 
 def undo(request: LockRequest, *, wakes: bool = True) -> Call:
@@ -153,11 +134,6 @@ def undo(request: LockRequest, *, wakes: bool = True) -> Call:
     """
     value = request.owner + request.holder.json_around_fence(request.ttl).partition("\n")[0] + ","
     return ending(request.hold(), value, tombstones=(request.owner,), wakes=wakes)
-
-
-def take_no_more(hold: Hold) -> Call:
-    """Leave the owner's tombstone; it keeps what it has."""
-    return ending(hold, hold.owner, frees=False, tombstones=(hold.owner,))
 
 
 def ending(
@@ -188,7 +164,7 @@ def ending(
         repeated: see `Call.again`.
     """
     key = hold.key
-    keys = [keyspace.waiting_key(key), keyspace.wake_key(key)]
+    keys = [keyspace.waiting_key(key), keyspace.asked_key(key)]
     if record is not None:
         keys.append(keyspace.done_key(key, record.message))
     if reservation is not None:
@@ -198,12 +174,11 @@ def ending(
     keys += [keyspace.tombstone_key(key, each) for each in tombstones]
     args: list[object] = [
         value,
-        _WAKE_MS if wakes else 0,
+        int(wakes),
         *((record.content, ms(record.seconds)) if record else ("", 0)),
         int(repeated),
         *((_reserved(reservation.holder), ms(reservation.seconds)) if reservation else ("", 0)),
         (tombstone_ms(hold.ttl) if tombstone_for is None else tombstone_for) if tombstones else 0,
-        hold.limit - 1,
         int(not frees),
     ]
     if record is None and reservation is None:
@@ -260,17 +235,27 @@ def superseded(holds: Sequence[Hold], answer: Any) -> list[str | None]:
     return [cleaned.text(one.decode(errors="replace")) if isinstance(one, bytes) else None for _, one in each]
 
 
-def wake(key: str, *, limit: int = 0) -> Call:
-    """Wake a waiter; if there are as many wake-ups as may hold the lock, there will be no more than before.
+def next_waiter(key: str, leaves: str = "", *, wakes: bool = True) -> Call:
+    """Ask whom to wake; before that, this member leaves its place.
 
-    Without a limit, a wake-up that was taken from the list is passed on: there are no more than before.
+    Args:
+        key: the lock.
+        leaves: the member; '' if none leaves.
+        wakes: whether the next one is woken in any case, and not only if this member was.
     """
-    return Call(WAKE, [keyspace.wake_key(key)], [_WAKE_MS, limit])
+    return Call(NEXT, [keyspace.waiting_key(key), keyspace.asked_key(key)], [leaves, int(wakes)])
 
 
-def count(key: str) -> Call:
-    """Ask how many hold a lock."""
-    return Call(COUNT, [keyspace.run_key(key)], [])
+def push(member: str) -> Call:
+    """Wake a waiter."""
+    mailbox, _, name = member.rpartition("|")
+    return Call(PUSH, [mailbox], [name, ms(WAKE_TTL)])
+
+
+def look(place: Place, member: str) -> Call:
+    """See `Store.look`."""
+    keys = [keyspace.run_key(place.key), keyspace.waiting_key(place.key), keyspace.asked_key(place.key)]
+    return Call(LOOK, keys, [member, ms(place.since), place.copies, place.limit])
 
 
 def tombstone_ms(ttl: float) -> int:
@@ -292,7 +277,7 @@ def vote(request: LockRequest, *, memory: str | None) -> Call:
 
 
 def free_for_good(hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Call:
-    """As `free`; the owner takes nothing any more, and nobody is woken."""
+    """As `free`; the owner takes nothing any more."""
     return ending(
         hold,
         hold.owner,
@@ -300,7 +285,6 @@ def free_for_good(hold: Hold, *, record: Record | None = None, reservation: Rese
         reservation=reservation,
         tombstones=(hold.owner,),
         tombstone_for=ms(hold.ttl),
-        wakes=False,
     )
 
 

@@ -1,12 +1,10 @@
 """Redlock: locks on a majority of independent Redis servers, so that no single failure or failover grants one twice.
 
-`nodes.py` asks the nodes; here is what their answers mean. Protocol: `docs/protocol.md`, section 10. One node wakes the
-waiters of a lock, the same for all of them while that node is well.
+`nodes.py` asks the nodes; here is what their answers mean. Protocol: `docs/protocol.md`, section 10.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,22 +12,22 @@ from typing import Any
 from celery.utils.log import get_logger
 from redis.exceptions import RedisError
 
-from celery_singleton_lock import clock, trust
-from celery_singleton_lock.errors import LockUnavailable, NewNodes
+from celery_singleton_lock import trust
+from celery_singleton_lock.errors import NewNodes
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import inspect, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
-from celery_singleton_lock.stores.redis.lock_answers import Answer, FreeAnswer
+from celery_singleton_lock.stores.redis.lock_answers import NOT_OURS, Answer
 from celery_singleton_lock.stores.redis.lock_commands import PROMISE
-from celery_singleton_lock.stores.redis.nodes import MAX_ANSWER, Answers, Node, Nodes, NotAsked, at_once, tries
+from celery_singleton_lock.stores.redis.mailbox import RedisMailbox
+from celery_singleton_lock.stores.redis.nodes import MAX_ANSWER, Answers, Nodes, NotAsked, at_once, tries
 from celery_singleton_lock.stores.redis.script import Call, batches, ms
 from celery_singleton_lock.stores.redis.server import Server, words_of
-from celery_singleton_lock.stores.redis.waiter import RedisWakeUp
-from celery_singleton_lock.stores.store import KeyState
-from celery_singleton_lock.stores.waiters import AskingWaiter
+from celery_singleton_lock.stores.store import KeyState, Place
+from celery_singleton_lock.stores.waiters import Waiter
 
 logger = get_logger(__name__)
 
@@ -133,6 +131,7 @@ class RedlockStore:
         self.server = server
         self._nodes = Nodes(servers, server)
         self._memory = memory
+        self.mailbox = RedisMailbox(lambda _: self._well(), server)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
         found: Lease | Record | Votes = Votes(Answers(), self._nodes, "")
@@ -202,7 +201,7 @@ class RedlockStore:
         raise self._nodes.unavailable(answers.errors)
 
     def abandon(self, hold: Hold) -> bool | None:
-        ours, gone = _freed_on(self._said(hold, lock_commands.abandon(hold, wakes=False)))
+        ours, gone = _freed_on(self._said(hold, lock_commands.abandon(hold)))
         return None if ours + gone < self._nodes.quorum else ours > 0 and gone <= self._nodes.spare
 
     def remember(self, key: str, record: Record) -> None:
@@ -222,15 +221,48 @@ class RedlockStore:
         for batch in batches(records):
             self._nodes.majority(lock_commands.replace_records(batch))
 
-    def waiter(self, request: LockRequest) -> AskingWaiter:
-        request.waiting = True
-
-        def leave(free: bool) -> None:
-            if free:
+    def waiter(self, request: LockRequest) -> Waiter:
+        def leave(frees: bool) -> None:
+            if frees:
                 self.abandon(request.hold())
+            self._next(lock_commands.next_waiter(request.key, request.member, wakes=False))
 
-        wake_up = _NodesWakeUp(request.key, self._nodes.each, self.server)
-        return AskingWaiter(wake_up, lambda: self.acquire(request), leave)
+        return Waiter(self.mailbox, request, lambda: self.acquire(request), leave)
+
+    def look(self, places: Sequence[Place]) -> list[int]:
+        calls = [lock_commands.look(it, self.mailbox.member(it.key, it.name)) for it in places]
+        quorum = self._nodes.quorum
+
+        def enough(each: Sequence[Answers]) -> float | None:
+            return at_once(all(len(answers.given) >= quorum or self._nodes.has_failed(answers) for answers in each))
+
+        each = self._nodes.ask_each(calls, enough, seconds=MAX_ANSWER)
+        if silent := next((answers for answers in each if len(answers.given) < quorum), None):
+            raise self._nodes.unavailable(silent.errors)
+        return [sorted(answers.given, reverse=True)[quorum - 1] for answers in each]
+
+    def wake(self, key: str, leaves: str = "") -> bool:
+        member = self.mailbox.member(key, leaves) if leaves else ""
+        return self._next(lock_commands.next_waiter(key, member))
+
+    def leave(self, key: str, name: str) -> None:
+        self._next(lock_commands.next_waiter(key, self.mailbox.member(key, name), wakes=False))
+
+    def _next(self, call: Call) -> bool:
+        return self._push(self._nodes.ask(call, lambda it: at_once(len(it) >= self._nodes.quorum), seconds=MAX_ANSWER))
+
+    def _push(self, answers: Answers) -> bool:
+        """Wake the waiter that most nodes name."""
+        named = Counter(member for it in answers.given if (member := lock_answers.to_wake(it)) is not None)
+        if not named:
+            return False
+        (member, _), *_ = named.most_common(1)
+        self._nodes.send(lock_commands.push(member.decode(errors="replace")))
+        return True
+
+    def _well(self) -> Server:
+        """The node on which this process reads its mailbox."""
+        return next((node for node in self._nodes.each if not node.is_avoided), self._nodes.each[0]).server
 
     def held(self, key: str) -> list[Held]:
         quorum = self._nodes.quorum
@@ -258,17 +290,11 @@ class RedlockStore:
     def place_of(self, key: str) -> None:
         return None
 
-    def wake(self, key: str) -> None:
-        """Does nothing: executions wait only in their slots, and look by themselves."""
-
     def ledger(self, key: str) -> RedisLedger:
         def known() -> list[tuple[bytes, int]]:
             return [entry for found in self._nodes.read(lambda it: [*inspect.entries(it, key)]) for entry in found]
 
         return RedisLedger(key, self._nodes.majority, known, quorum=self._nodes.quorum)
-
-    def wake_ups(self) -> None:
-        """None: each node would wake another one first."""
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         return RedisJournal(prefix, size, self._nodes.first, self._nodes.read)
@@ -282,6 +308,7 @@ class RedlockStore:
         A request that was given up may arrive when the next one is under way: neither it nor its undoing may touch what
         the next one has got. So each has an owner of its own, unless no node can have granted the one before.
         """
+        self.mailbox.enrol(request)
 
         def enough(answers: Answers) -> float | None:
             votes = Votes(answers, self._nodes, "")
@@ -369,9 +396,9 @@ class RedlockStore:
         was_ending, hold.ending = hold.ending, True  # If this is interrupted.
         repeat_for = max(hold.ttl, REPEAT_FOR) if repeats else 0.0
         answers = self._nodes.ask(call, enough, seconds=_patience(hold.ttl), repeat_for=repeat_for)
-        if FreeAnswer.SOMEBODY_WAITS in answers.values():
-            # Only now: a waiter that wakes while most nodes still hold the lock would find it held.
-            self._nodes.send(lock_commands.wake(hold.key, limit=1))
+        if _freed_on(answers)[0] >= self._nodes.quorum:
+            # Not sooner: a waiter that wakes while most nodes still hold the lock would find it held.
+            self._push(answers)
         hold.ending = was_ending
         return answers
 
@@ -427,28 +454,6 @@ class RedlockStore:
         sent.clear()
 
 
-class _NodesWakeUp(RedisWakeUp):
-    """A wake-up from the first node that is well, in an order that is the same for all waiters of a lock."""
-
-    def __init__(self, key: str, nodes: Sequence[Node], server: str) -> None:
-        super().__init__(key, lambda: self._node().server, server)
-        first = zlib.crc32(key.encode()) % len(nodes)
-        self._order = [*nodes[first:], *nodes[:first]]
-
-    def wait(self, timeout: float) -> Any:
-        node = self._node()
-        try:
-            return super().wait(timeout)
-        except LockUnavailable as error:
-            # The next question finds another node, or that there is no majority.
-            node.failed(error)
-            clock.sleep(min(timeout, trust.MIN_ANSWER))
-            return None
-
-    def _node(self) -> Node:
-        return next((node for node in self._order if not node.is_avoided), self._order[0])
-
-
 def _lost(batch: Sequence[Hold], answer: Any, renewed: Mapping[Hold, bool]) -> list[Hold]:
     """The holds that a node lacks, by its answer, and a majority has."""
     if not isinstance(answer, list):
@@ -474,7 +479,7 @@ def _kind(answer: Any) -> Any:
 
 def _freed_on(answers: Answers) -> tuple[int, int]:
     """On how many nodes the lock was held, and on how many it was not."""
-    gone = answers.given.count(FreeAnswer.NOT_OURS)
+    gone = answers.given.count(NOT_OURS)
     return len(answers.given) - gone, gone
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -31,12 +30,13 @@ from celery_singleton_lock import chance, clock, trust
 from celery_singleton_lock.errors import LockUnavailable, WrongLockServer
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation, Waiter
+from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import inspect, keyspace, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.connection import NO_ANSWER
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
+from celery_singleton_lock.stores.redis.mailbox import RedisMailbox
 from celery_singleton_lock.stores.redis.outbox import CallId, Outbox
 from celery_singleton_lock.stores.redis.script import TOMBSTONE_TTL, Call, batches
 from celery_singleton_lock.stores.redis.server import (
@@ -47,9 +47,8 @@ from celery_singleton_lock.stores.redis.server import (
     is_of_a_cluster,
     words_of,
 )
-from celery_singleton_lock.stores.redis.waiter import PipedWaiter, RedisWakeUp
-from celery_singleton_lock.stores.redis.wake_ups import RedisWakeUps
-from celery_singleton_lock.stores.store import KeyState
+from celery_singleton_lock.stores.store import KeyState, Place
+from celery_singleton_lock.stores.waiters import Waiter
 
 Item = TypeVar("Item")
 T = TypeVar("T")
@@ -83,6 +82,7 @@ class RedisStore:
         self.server = server
         self._servers = servers
         self._outbox = Outbox(servers)
+        self.mailbox = RedisMailbox(servers.server_of, server)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
         attempt = partial(self._try, request)
@@ -136,7 +136,7 @@ class RedisStore:
         try:
             call = lock_commands.free(hold, record=record, reservation=reservation)
             try:
-                if self._servers.run(call):
+                if self._released(call):
                     return Freeing.NOW
                 return Freeing.UNCLEAR if hold.ending else Freeing.NOT_OURS
             except (RedisError, OSError) as error:
@@ -188,56 +188,41 @@ class RedisStore:
         return self._servers.place_of(keyspace.run_key(key))
 
     def waiter(self, request: LockRequest) -> Waiter:
-        asked, key = replace(request, waiting=True), request.key
-        attempt = partial(self._try, asked)
+        def leave(frees: bool) -> None:
+            if frees:
+                self._end(
+                    ("waiter", request.key, request.owner), lock_commands.undo(request), request.ttl, at_once=True
+                )
+            self._next(lock_commands.next_waiter(request.key, request.member, wakes=False))
 
-        def ask() -> Lease | Held | Record:
-            return self._patiently(attempt, PATIENCE)
+        attempt = partial(self._try, request)
+        return Waiter(self.mailbox, request, lambda: self._patiently(attempt, PATIENCE), leave)
 
-        def look(last: Held) -> Lease | Held | Record:
-            began, failed = clock.now(), None
-            try:
-                now = self._looked_up(key)
-                if now is not None and now.owner == last.owner:
-                    return now
-            except (RedisError, OSError) as error:
-                failed = error
-            return self._patiently(attempt, PATIENCE - (clock.now() - began), failed=failed)
+    def look(self, places: Sequence[Place]) -> list[int]:
+        calls = [lock_commands.look(it, self.mailbox.member(it.key, it.name)) for it in places]
+        try:
+            answers = self._servers.run_each(calls)
+        except (RedisError, OSError) as error:
+            raise self._unavailable(error) from error
+        # What somebody else has put in place of a lock is never free; but other errors are those of a server.
+        errors = [it for it in answers if isinstance(it, Exception) and not str(it).startswith("WRONGTYPE")]
+        if errors:
+            raise self._unavailable(errors[0]) from errors[0]
+        return [it if isinstance(it, int) else 0 for it in answers]
 
-        def confirmed(lease: Lease, sent_at: float, answer: Any) -> bool:
-            lease.begin(sent_at)
-            if self._outbox:  # Its message may have ended in this process, as asking will show.
-                return False
-            return answer != [0] and trust.came_in_time(sent_at, request.ttl)
+    def wake(self, key: str, leaves: str = "") -> bool:
+        member = self.mailbox.member(key, leaves) if leaves else ""
+        return self._next(lock_commands.next_waiter(key, member))
 
-        def confirm(lease: Lease) -> bool:
-            def renew() -> bool:
-                return confirmed(lease, clock.now(), self._servers.run(lock_commands.renew([lease])))
+    def leave(self, key: str, name: str) -> None:
+        self._next(lock_commands.next_waiter(key, self.mailbox.member(key, name), wakes=False))
 
-            try:
-                sent = wake_up.confirmation()
-            except (RedisError, OSError) as error:
-                # Others, such as a slot that has moved, may not meet the next try.
-                return self._patiently(renew, failed=error if isinstance(error, _TRANSIENT) else None)
-            return self._patiently(renew) if sent is None else confirmed(lease, *sent)
-
-        def leave(free: bool) -> None:
-            call = lock_commands.undo(asked) if free else lock_commands.take_no_more(asked.hold())
-            self._end(("waiter", key, asked.owner), call, request.ttl, at_once=True)
-
-        renewal = lock_commands.renew([request.hold()])
-        wake_up = self._wake_up(key, lock_commands.hand_over(request), renewal)
-        # In a semaphore, or an order, more matters than who has the lock.
-        looks = None if request.limit > 1 or request.arrival else look
-        return PipedWaiter(wake_up, ask, leave, request=asked, confirm=confirm, look=looks)
-
-    def _looked_up(self, key: str) -> Held | None:
-        """Who has a lock that only one may hold; None if nobody has, or only an acquire can say it."""
-        place = keyspace.run_key(key)
-        value, pttl = self._servers.server_of(place).command_each([("GET", place), ("PTTL", place)])
-        if not isinstance(value, bytes) or not isinstance(pttl, int):
-            return None
-        return lock_answers.parse_held(value, pttl)
+    def _next(self, call: Call) -> bool:
+        try:
+            return self._push(self._servers.run(call))
+        except (RedisError, OSError) as error:
+            logger.debug("%s: nobody was woken for %s: %s", self.server, call.keys[0], words_of(error))
+            return False
 
     def held(self, key: str) -> list[Held]:
         return self._patiently(lambda: inspect.held(self._servers.server_of(keyspace.run_key(key)), key))
@@ -265,12 +250,6 @@ class RedisStore:
 
         return self._patiently(ask)
 
-    def wake(self, key: str) -> None:
-        try:
-            self._servers.run(lock_commands.wake(key, limit=1))
-        except (RedisError, OSError) as error:
-            logger.debug("%s: nobody was woken for %s: %s", self.server, key, words_of(error))
-
     def ledger(self, key: str) -> RedisLedger:
         def ask(call: Call) -> list[Any]:
             return [self._patiently(lambda: self._servers.run(call))]
@@ -279,9 +258,6 @@ class RedisStore:
             return self._patiently(lambda: [*inspect.entries(self._servers.server_of(keyspace.ledger_key(key)), key)])
 
         return RedisLedger(key, ask, known)
-
-    def wake_ups(self) -> RedisWakeUps:
-        return RedisWakeUps(self._servers, self.server)
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         key = keyspace.journal_key(prefix, "counts")
@@ -297,20 +273,19 @@ class RedisStore:
     def _try(self, request: LockRequest) -> Lease | Held | Record:
         """Ask once; may be repeated after any error."""
         self._send_those_of(request.key)
+        self.mailbox.enrol(request)
         sent_at, was_late = clock.now(), request.late
         call = lock_commands.acquire(request)
         # Noted before it is sent: an interruption may come between any two lines.
         request.late = True
         answer = self._servers.run(call)
         request.late = was_late
+        if request.arrival is not None:
+            self._push(answer)
         found = lock_answers.parse_acquired(answer, request, sent_at)
         if isinstance(found, Lease) and not trust.came_in_time(sent_at, request.ttl):
             raise TimeoutError(f"the answer took longer than a third of the ttl of {request.ttl:g} s")
         return found
-
-    def _wake_up(self, key: str, behind: Call | None = None, renewal: Call | None = None) -> RedisWakeUp:
-        server_of = partial(self._servers.server_of, keyspace.wake_key(key))
-        return RedisWakeUp(key, server_of, self.server, behind, renewal, self._servers.step)
 
     def _send_those_of(self, key: str) -> None:
         """Send what the server has not answered about a lock, before it is asked about that: a copy of a message that
@@ -321,7 +296,23 @@ class RedisStore:
 
     def _freed_again(self, call: Call) -> Freeing:
         # Gone when the call is repeated: the first one has worked, and only its reply was lost.
-        return Freeing.NOW if self._servers.run(call.again(repeated=False)) else Freeing.UNCLEAR
+        return Freeing.NOW if self._released(call.again(repeated=False)) else Freeing.UNCLEAR
+
+    def _released(self, call: Call) -> bool:
+        """Send the end of a hold, and wake the next waiter; whether it was held."""
+        answer = self._servers.run(call)
+        self._push(answer)
+        return bool(answer)
+
+    def _push(self, answer: Any) -> bool:
+        """Wake the waiter that an answer names, if it does."""
+        if (member := lock_answers.to_wake(answer)) is None:
+            return False
+        try:
+            self._servers.run(lock_commands.push(member.decode(errors="replace")))
+        except (RedisError, OSError) as error:
+            logger.debug("%s: nobody was woken: %s", self.server, words_of(error))
+        return True
 
     def _end(self, call_id: CallId, call: Call, seconds: float, *, at_once: bool) -> Any:
         """Send the end of a lock, a question, or a message; its answer, or None if there is none yet. Never raises an
@@ -336,7 +327,7 @@ class RedisStore:
         repeat = partial(self._outbox.put, call_id, call, max(seconds, TOMBSTONE_TTL))
         try:
             if at_once:
-                return self._servers.run(call)
+                return self._released(call)
         except (RedisError, OSError) as error:
             logger.debug("%s: a release or the end of a message was not answered: %s", self.server, words_of(error))
         except BaseException:  # An interruption, before or after it was sent.

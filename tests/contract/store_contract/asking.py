@@ -6,8 +6,9 @@ from typing import Any
 
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores.base import Held, LockRequest, Record, Waiter
+from celery_singleton_lock.stores.base import Held, LockRequest, Record
 from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.stores.waiters import Waiter
 
 KEY = "contract:{job:1}"
 

@@ -29,6 +29,9 @@ from tests.contract.store_contract.refusals import REFUSED
 from tests.contract.store_contract.waiting import place
 from tests.patience import until
 
+#: A message that comes twice.
+COPY = replace(ME, sending="s" * 32)
+
 
 class LimitContract:
     """All holds count, whatever limit they were taken under; a Redlock has no limits."""
@@ -120,6 +123,12 @@ class LimitContract:
             store.free(other)
         assert is_of(ask(store, holder=replace(ME, pid=7)), mine)
         assert is_of(ask(store, holder=replace(ME, pid=7), limit=3), mine), "also if there is room"
+
+    def test_message_that_waits_for_its_own_run_leaves_the_other_places_to_others(self, store: Store) -> None:
+        running = taken(store, holder=COPY, limit=2)
+        with place(store, holder=replace(COPY, pid=7), limit=2):
+            assert isinstance(ask(store, waiting=True, limit=2), Lease)
+            assert store.renew([running], timeout=1) == [True]
 
     def test_renewed_for_longer_than_the_first_ttl(self, store: Store) -> None:
         first, second = (taken(store, holder=Holder(name), limit=2, ttl=1.5) for name in "ab")

@@ -8,8 +8,9 @@ from typing import Any
 from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores.base import Held, Record, Waiter
+from celery_singleton_lock.stores.base import Held, Record
 from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.stores.waiters import Waiter
 from tests.contract.store_contract.asking import (
     ME,
     PATIENCE,

@@ -7,30 +7,35 @@ from functools import partial
 from tests.simulation.mutants.mutant import Mutant
 
 _line = partial(Mutant, file="worker/line.py", kind="lines")
-_wake_ups = partial(Mutant, file="stores/redis/wake_ups.py", kind="lines")
+_script = partial(Mutant, file="stores/redis/scripts/lock/line.lua", kind="lines")
 _request = partial(Mutant, file="worker/request.py", kind="lines")
 _celery = partial(Mutant, file="_celery.py", kind="lines")
 
 MUTANTS = (
     _line(
         "a wake-up that one process has no use for reaches another one",
-        old="            if request is None:\n                self._unused.append(partial(self._pass_on, freed))",
+        old="                self._unused.append(key)\n",
         new="",
     ),
     _line(
         "a worker that ends leaves the line",
-        old="        self._wake_ups.leave()\n        # The loop may",
-        new="        # The loop may",
+        old="        self._leave([*self._copies])\n",
+        new="",
     ),
     _line(
         "a message in line is found again after an error of the server",
-        old="                self._failures += 1\n                if isinstance",
-        new="                return\n                if isinstance",
+        old="                self._failures += 1\n                self._due_at",
+        new="                return\n                self._due_at",
     ),
-    _wake_ups(
+    _script(
         "the message that has waited longest begins first, in whichever worker",
-        old="        if not older:\n            return freed._replace",
-        new="        if older is not None:\n            return freed._replace",
+        old="redis.pcall('ZRANGE', waiting, 0, MANY)",
+        new="redis.pcall('ZRANGE', waiting, -1, -1)",
+    ),
+    _script(
+        "a waiter that is gone is not woken again and again",
+        old="math.min(at, time - LIVE_MS + COMES_MS)",
+        new="time",
     ),
     _request(
         "a message in line does not ask again and again",

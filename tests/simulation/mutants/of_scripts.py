@@ -58,8 +58,8 @@ MUTANTS = (
     Mutant(
         "an earlier try that comes last takes nothing",
         f"{_SCRIPTS}/request.lua",
-        "again = ARGV[18] or '', ARGV[19] == '1'",
-        "again = ARGV[18] or '', false",
+        "again = ARGV[17] or '', ARGV[18] == '1'",
+        "again = ARGV[17] or '', false",
         nodes=1,
         kind="locks",
     ),
@@ -81,8 +81,8 @@ MUTANTS = (
     ),
     _acquire(
         "no more than its limit allows run beside an execution",
-        old="elseif in_use < limit then",
-        new="elseif in_use <= limit and limit > 1 or in_use < limit then",
+        old="local in_use, replaced, takes = held,",
+        new="local in_use, replaced, takes = limit > 1 and held - 1 or held,",
         kind="locks",
     ),
     _holds(
@@ -107,9 +107,10 @@ MUTANTS = (
         new="",
         nodes=3,
     ),
-    _acquire(
+    Mutant(
         "every key has a time to live",
-        old="    redis.call('PEXPIRE', waiting, waiting_ms)\n",
+        "stores/redis/scripts/lock/line.lua",
+        old="  redis.call('PEXPIRE', waiting, KEPT_MS)\n",
         new="",
     ),
     _refuse(

@@ -14,10 +14,14 @@ from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace, lock_commands
 from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.script import Call, Command
+from celery_singleton_lock.stores.store import Place
 
 PREFIX = "model"
 LOCK = f"{PREFIX}:{{job:1}}"
 BEAT = f"{PREFIX}:{{beat}}"
+
+#: A waiter, with its mailbox.
+MEMBER = f"{LOCK}:mail:{0:032x}|{0:032x}"
 
 #: Long enough that nothing expires while a sequence is under way; expired keys get a time in the past.
 TTLS = st.sampled_from([60.0, 90.0, 600.0])
@@ -50,6 +54,8 @@ REQUESTS = st.builds(
     limit=LIMITS,
     given_up=st.lists(OWNERS, max_size=2).map(tuple),
     late=st.booleans(),
+    since=st.sampled_from([1.0, 2.0]),
+    member=st.just(MEMBER),
 )
 HOLDS = st.builds(lambda owner, ttl, limit: Hold(LOCK, owner, ttl=ttl, limit=limit), OWNERS, TTLS, LIMITS)
 
@@ -67,11 +73,11 @@ def _endings(draw: Any) -> Call:
     if kind == 0:
         return lock_commands.abandon(hold)
     if kind == 1:
-        return lock_commands.take_no_more(hold) if draw(st.booleans()) else lock_commands.undo(draw(REQUESTS))
+        return lock_commands.undo(draw(REQUESTS))
     if kind == 2:
         return lock_commands.free_for_good(hold, record=record, reservation=reservation)
     if kind == 3:
-        return lock_commands.abandon(hold, wakes=False)
+        return lock_commands.abandon(hold)
     call = lock_commands.free(hold, record=record, reservation=reservation)
     return call.again(repeated=draw(st.booleans())) if draw(st.booleans()) else call
 
@@ -96,8 +102,18 @@ LASTS = st.dictionaries(st.sampled_from(ENTRIES), st.sampled_from(LAST_RUNS), mi
 CEILINGS = st.sampled_from([7, 10**16])
 LOCK_CALLS = st.one_of(
     st.builds(lock_commands.acquire, REQUESTS),
-    st.just(lock_commands.count(LOCK)),
-    st.builds(lock_commands.hand_over, REQUESTS),
+    st.builds(
+        lambda since, copies, limit: lock_commands.look(Place(LOCK, "0" * 32, since, copies, limit), MEMBER),
+        st.sampled_from([1.0, 2.0]),
+        st.sampled_from([1, 5]),
+        LIMITS,
+    ),
+    st.builds(
+        lambda leaves, wakes: lock_commands.next_waiter(LOCK, leaves, wakes=wakes),
+        st.sampled_from(["", MEMBER]),
+        st.booleans(),
+    ),
+    st.just(lock_commands.push(MEMBER)),
     _endings(),
     _endings(),
     _refusals(),
@@ -115,7 +131,6 @@ LOCK_CALLS = st.one_of(
     st.lists(st.tuples(HOLDERS, RECORDS), min_size=1, max_size=3).map(
         lambda pairs: lock_commands.replace_records([(LOCK, _of(holder, record)) for holder, record in pairs])  # type: ignore[misc]
     ),
-    LIMITS.map(lambda limit: lock_commands.wake(LOCK, limit=limit)),
 )
 
 
@@ -170,7 +185,7 @@ OWN_KEYS = [
     keyspace.run_key(LOCK),
     keyspace.fence_key(LOCK),
     keyspace.waiting_key(LOCK),
-    keyspace.wake_key(LOCK),
+    keyspace.asked_key(LOCK),
     keyspace.done_key(LOCK, "t0:0.0"),
     keyspace.tombstone_key(LOCK, f"{0:032x}"),
     keyspace.ledger_key(BEAT),
@@ -315,11 +330,8 @@ def _asked(call: Call, way: int) -> Sequence[Command]:
 
 
 CALLS = st.builds(_asked, LOCK_CALLS | BEAT_CALLS, st.sampled_from([0, 0, 0, 1, 2]))
-#: A waiter: its question comes behind the command that wakes it.
-WAITS = st.builds(
-    lambda request: [("BLPOP", keyspace.wake_key(LOCK), 0), *_asked(lock_commands.hand_over(request), 0)],
-    REQUESTS,
-)
+#: A process that waits for what comes into its mailbox.
+WAITS = st.just([("BLPOP", MEMBER.partition("|")[0], 0)])
 POPS = st.one_of(
     _words("BLPOP", LISTS, 0).map(lambda words: [words]),
     _words("BLPOP", TEXTS.filter(lambda key: key != FREE_KEYS["text"]), LISTS, 0).map(lambda words: [words]),
@@ -349,7 +361,7 @@ HAND_OVERS = st.lists(
                 WAITS,
                 st.sampled_from([[("BLPOP", "l{1}", 0), ("GET", "k{1}")], [("BLPOP", "q{1}", "l{1}", 0)]]),
                 st.sampled_from([[("RPUSH", "l{1}", 1)], [("RPUSH", "l{1}", 1, 2, 3)], [("APPEND", "k{1}", 1)]]),
-                st.builds(_asked, st.builds(lock_commands.wake, st.just(LOCK)), st.just(0)),
+                st.builds(_asked, st.builds(lock_commands.push, st.just(MEMBER)), st.just(0)),
                 st.builds(_asked, st.builds(lock_commands.free, HOLDS), st.just(0)),
                 st.builds(_asked, st.builds(lock_commands.acquire, REQUESTS), st.just(0)),
                 st.just(

@@ -1,26 +1,24 @@
 -- Takes a lock that nobody holds; or, under a limit, that fewer hold.
--- Follows request.lua, which names the KEYS and ARGV, holds.lua, places.lua, grant.lua, newest.lua and answers.lua.
--- -> {GRANTED, fence} | {HELD, value, pttl} | {RECORD, record, pttl} this message has been carried out
+-- Follows request.lua, which names the KEYS and ARGV, holds.lua, places.lua, line.lua, grant.lua, newest.lua and answers.lua.
+-- -> {GRANTED, fence} | {HELD, value, pttl} | {HELD, '', pttl} it is left to one that has waited for longer
+--  | {RECORD, record, pttl} this message has been carried out
 --  | {GIVEN_UP} the owner takes nothing any more
---  | {NEWEST, value, pttl, number} held, and this message is the newest of an order of which only the newest runs; with its number there
---  | {SUPERSEDED, value, pttl, newest} this message is not the newest
+--  | {NEWEST, value, pttl, number, waiter to wake or ''} held, and this message is the newest of an order of which only the newest runs; with its
+--    number there
+--  | {SUPERSEDED, value, pttl, newest, waiter to wake or ''} this message is not the newest
 -- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold. The first one may come last, when the owner has freed it:
 -- so a grant to a repeated one leaves the owner's tombstone. An owner that has one keeps what it has, and takes nothing.
--- FORGOTTEN_MS: how long a waiter that was killed stays in `waiting`. Main processes are there, too, except on a Redlock, by when their first copy
--- met its first conflict.
-local OWNER_LENGTH, REPLACED, FENCE, FORGOTTEN_MS = 32, 7, 10, 86400000
+local OWNER_LENGTH, REPLACED, FENCE = 32, 7, 10
 if redis.call('EXISTS', tombstone) == 1 and not is_held_by(owner) then
   return {GIVEN_UP}
 end
 
 -- Late requests of what was given up take nothing, and what these owners hold is free.
-local freed = 0
 local function take_from(whose)
   for i = #values, 1, -1 do
     if begins_with(values[i], whose) then
       put(lock, table.remove(values, i), nil, 0, is_set)
       table.remove(lasts, i)
-      freed = freed + 1
     end
   end
 end
@@ -36,9 +34,6 @@ if checks_finished then
   local record = redis.pcall('GET', done)
   if type(record) == 'string' then
     take_from(owner)  -- By a try whose answer was lost.
-    -- The holder wakes the next one.
-    local is_taken = woken == 1 and #values >= limit
-    wake_others(freed + (is_taken and 0 or woken))
     return {RECORD, record, redis.call('PTTL', done)}
   end
 end
@@ -72,7 +67,6 @@ for i, value in ipairs(values) do
     if again then
       redis.call('SET', tombstone, 1, 'PX', tombstone_ms)
     end
-    wake_others(freed)
     return {GRANTED, tonumber(number)}
   elseif reserved_as ~= '' and token == reserved_as then
     kept = value
@@ -86,7 +80,7 @@ end
 -- Never two copies of one message at once, nor one owner twice, even if there is room. Every hold counts, whatever limit it was taken under.
 if kept and newer and stops ~= '' then
   put(lock, kept, nil, 0, is_set) -- Nor is what was kept for it to keep the newest waiting.
-  freed, held, kept = freed + 1, held - 1, nil
+  held, kept = held - 1, nil
 end
 local in_use, replaced, takes = held, kept, false
 if kept then
@@ -105,7 +99,11 @@ end
 if copy or newer and not kept then
   takes = false -- A message that is not the newest is never to run.
 elseif in_use < limit then
-  takes = true
+  -- One that was woken, and has waited for longer, may be about to come.
+  takes = kept or member == '' or in_use + count_before(waiting, asked, member, since) < limit
+  if not (takes or first) then
+    first, first_pttl = '', COMES_MS
+  end
 elseif stops ~= '' then
   for i, value in ipairs(values) do
     local stopped, is_kept = stop(value, lasts[i])
@@ -118,34 +116,26 @@ elseif stops ~= '' then
 end
 if not takes then
   if newer and not copy then
-    if waiting_ms ~= '0' then
-      redis.call('ZADD', waiting, 'XX', 0, owner)
+    if member ~= '' then
+      leave(waiting, asked, member)
     end
     -- It does not take the lock that it was woken for, or has found free.
-    wake_others(math.max(freed, held < limit and 1 or 0))
-    return {SUPERSEDED, first or '', first_pttl or 0, newer}
+    return {SUPERSEDED, first or '', first_pttl or 0, newer, held < limit and next_waiter(waiting, asked) or ''}
   end
-  if waiting_ms ~= '0' then
-    if redis.call('ZADD', waiting, asked_at, owner) == 1 then
-      redis.call('ZREMRANGEBYSCORE', waiting, '-inf', asked_at - (seed and 10 * waiting_ms or FORGOTTEN_MS))
-    end
-    redis.call('PEXPIRE', waiting, waiting_ms)
+  if member ~= '' then
+    -- One whose message runs holds nobody back from the other places.
+    enrol(waiting, asked, member, copy and 'inf' or since, 1)
   end
   if copy or not order then
-    -- A copy that was woken does not take the lock twice, so the free place is for another. (A waiter would only wake itself, again and again.)
-    local is_unused = copy and held < limit and not is_handed_over
-    wake_others(freed + (is_unused and woken or 0))
     return copy or {HELD, first or '', first_pttl or 0}
   end
   -- Wake the message that waited before this one, to end: it is the first in line, if all of them are of the order.
   local waits = before and string.sub(first or '', #owner + 1, #owner + #before) ~= before
-  wake_others(math.max(freed, waits and 1 or 0))
-  return {NEWEST, first or '', first_pttl or 0, place}
+  return {NEWEST, first or '', first_pttl or 0, place, waits and next_waiter(waiting, asked) or ''}
 end
 
-if waiting_ms ~= '0' then
-  -- It does not wait any more. Not removed: the key must be there until nobody has looked for a while, or somebody would not be woken.
-  redis.call('ZADD', waiting, 'XX', 0, owner)
+if member ~= '' then
+  leave(waiting, asked, member)
 end
 if replaced then
   put(lock, replaced, nil, 0, is_set)
@@ -156,13 +146,7 @@ end
 local number = next_fence(fence, fence_ttl, seed)
 is_set = limit > 1 or is_set and first ~= nil
 put(lock, nil, owner .. string.gsub(holder, '\n', ',' .. number, 1), ttl, is_set)
-if limit == 1 and not seed and string.sub(wake, -11) ~= ':queue:wake' then
-  -- The next to block would be woken by it for nothing, and lose its place. Not what was passed on: it may be for a follower of the run before,
-  -- which does not need the lock. (An attempt on a Redlock may fail. Beside the lock of a message wait followers of the message before it, too.)
-  redis.pcall('LREM', wake, 0, 1)
-end
 if again then
   redis.call('SET', tombstone, 1, 'PX', tombstone_ms)
 end
-wake_others(freed - 1)
 return {GRANTED, tonumber(number)}

@@ -1,19 +1,18 @@
 -- Frees a lock; remembers a record, reserves the lock, gives the owner up, as asked.
--- Follows hold.lua. Rare keys and arguments are left out, as in request.lua.
--- KEYS waiting, wake, [record (if record ms is not 0),] [record of the message that it is reserved for (if there is a reservation),]
+-- Follows hold.lua and line.lua. Rare keys and arguments are left out, as in request.lua.
+-- KEYS waiting, asked, [record (if record ms is not 0),] [record of the message that it is reserved for (if there is a reservation),]
 --      [lock (if it does not keep it),] tombstone...
 -- ARGV owner; and the following, up to the last that is neither 0 nor empty:
---      wake ms (0: wake nobody), record, record ms (0: no record), repeated (1: this was not answered before, and may have been carried out),
---      value of the reservation, its ms (0: no reservation), tombstone ms, how many may hold the lock beside this one, keeps (1: it keeps what it has)
--- -> 1 freed | 2 freed, and a waiter is still to be woken (wake ms 0) | 0 no longer held
+--      wakes (1: a waiter), record, record ms (0: no record), repeated (1: this was not answered before, and may have been carried out),
+--      value of the reservation, its ms (0: no reservation), tombstone ms, keeps (1: it keeps what it has)
+-- -> 1 freed | the waiter to wake: freed | 0 no longer held
 -- Deletes first: a script whose first write is refused for lack of memory does nothing at all.
-local NOT_OURS, FREED, SOMEBODY_WAITS = 0, 1, 2
-local OWNER_LENGTH = 32
-local owner, wake_ms, record, record_ms = ARGV[1], ARGV[2] or '0', ARGV[3], ARGV[4] or '0'
+local NOT_OURS, FREED = 0, 1
+local owner, wakes, record, record_ms = ARGV[1], ARGV[2] == '1', ARGV[3], ARGV[4] or '0'
 local repeated, reserved, reserved_ms = ARGV[5] or '0', ARGV[6], ARGV[7] or '0'
-local tombstone_ms, limit, locks = ARGV[8], tonumber(ARGV[9] or 0) + 1, 1 - tonumber(ARGV[10] or 0)
+local tombstone_ms, locks = ARGV[8], 1 - tonumber(ARGV[9] or 0)
 
-local waiting, wake, FIRST = KEYS[1], KEYS[2], 3
+local waiting, asked, FIRST = KEYS[1], KEYS[2], 3
 local done, done_of_next
 if record_ms ~= '0' then
   done, FIRST = KEYS[FIRST], FIRST + 1
@@ -29,7 +28,7 @@ if locks == 1 then
     put(lock, ours, nil, 0, is_set)
   end
 end
-local somebody_waits = ours and redis.call('EXISTS', waiting) == 1
+local somebody_waits = ours and wakes and redis.call('EXISTS', waiting) == 1
 -- In most cases there is nothing else to do, or only a record to leave.
 local is_plain = ours and not somebody_waits and #KEYS == FIRST
 if is_plain and (#ARGV == 2 or #ARGV == 4 and redis.call('SET', done, record, 'PX', record_ms, 'NX')) then
@@ -42,10 +41,6 @@ local function is_settled(text)
   return readable and (type(fields) == 'number' or type(fields) == 'table' and fields[4] == true)
 end
 
-if #KEYS >= FIRST + locks then
-  -- Nor does it wait any more: nobody is to pass a wake-up on to it.
-  redis.pcall('ZADD', waiting, 'XX', 0, string.sub(owner, 1, OWNER_LENGTH))
-end
 for i = FIRST + locks, #KEYS do
   -- An error if that is refused (a replica; no memory, if nothing was deleted): it is not given up then, and this is repeated.
   redis.call('SET', KEYS[i], 1, 'PX', tombstone_ms)
@@ -75,15 +70,4 @@ end
 if reserved_ms ~= '0' and (done_of_next == done or redis.call('EXISTS', done_of_next) == 0) then
   put(lock, nil, reserved, tonumber(reserved_ms), is_set)
 end
-if somebody_waits then
-  if wake_ms == '0' then
-    return SOMEBODY_WAITS
-  end
-  -- pcall: somebody else's value may be there; the rest is done.
-  local length = redis.pcall('RPUSH', wake, 1)
-  if type(length) == 'number' and length > limit then
-    redis.call('LTRIM', wake, -limit, -1)
-  end
-  redis.call('PEXPIRE', wake, wake_ms)
-end
-return FREED
+return somebody_waits and next_waiter(waiting, asked) or FREED
