@@ -140,6 +140,8 @@ class Acquisition:
         may_wait = self._wait > 0 or it.holder.attempt > FIRST
         request = self._request(waiting=may_wait)
         found = self._store.acquire(request)
+        if isinstance(found, Lease):
+            return found
         if not may_wait:
             while _is_held(found) and self._free_left_behind(found):
                 found = self._store.acquire(request)
