@@ -122,6 +122,20 @@ class TestLooks:
         assert Process(store, FIRST).look() == 1
         assert store.free(taken(store))
 
+    def test_somebody_who_gives_way_leaves_it(self, store: Store) -> None:
+        process = Process(store, FIRST)
+        assert process.look() == 1
+        found = store.acquire(asked(since=SECOND))
+        assert isinstance(found, Held)
+        assert (found.holder, found.owner) == (None, "")
+        assert isinstance(store.acquire(asked(since=FIRST - 1)), Lease)
+
+    def test_somebody_who_gives_way_gets_no_place(self, store: Store) -> None:
+        lease = taken(store)
+        assert isinstance(store.acquire(asked(since=FIRST)), Held)
+        store.free(lease)
+        assert Process(store, SECOND).look() == 1
+
 
 class TestWoken:
     def test_process_that_has_waited_longest_is_woken(self, store: Store) -> None:
@@ -214,7 +228,7 @@ class TestWoken:
             assert process.look() < 0, "it may come within a second"
             note(4.1, 1.6, 1.2)  # The first one was woken 1.1 seconds ago.
             assert process.look() == 1
-            note(4.1, 0.0)  # Another thread of that process is alive.
+            note(4.1, 0.1)  # Another thread of that process is alive.
             assert process.look() < 0
             note(4.1, 1.6)
             assert one.free(taken(one))

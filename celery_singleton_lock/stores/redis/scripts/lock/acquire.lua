@@ -100,7 +100,7 @@ if copy or newer and not kept then
   takes = false -- A message that is not the newest is never to run.
 elseif in_use < limit then
   -- One that was woken, and has waited for longer, may be about to come.
-  takes = kept or member == '' or in_use + count_before(waiting, asked, member, since) < limit
+  takes = kept or since == '0' or in_use + count_before(waiting, asked, member, since) < limit
   if not (takes or first) then
     first, first_pttl = '', COMES_MS
   end
