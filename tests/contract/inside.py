@@ -17,12 +17,12 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
-from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.stores.store import Place, Store
 from celery_singleton_lock.task.ends import Outcome
 from tests.patience import LIMIT
 
 #: What a store is asked with, and answers.
-__all__ = ("Freeing", "Held", "Hold", "Holder", "Lease", "LockRequest", "Record", "Reservation", "Store")
+__all__ = ("Freeing", "Held", "Hold", "Holder", "Lease", "LockRequest", "Place", "Record", "Reservation", "Store")
 __all__ += ("Outcome", "new_owner", "open_url")
 
 

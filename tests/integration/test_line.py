@@ -124,6 +124,28 @@ def test_first_come_first_served(strict: Shop) -> None:
     assert [run.task_id for run in begun] == [holder.id, *(result.id for result in results)]
 
 
+def test_newcomer_leaves_a_free_lock_to_one_that_has_waited_for_longer(shop: Shop) -> None:
+    shop.start("one")
+    holder = shop.send("exclusive", "report", LONG)
+    shop.record.wait_for(starts=1)
+    (key,) = (each.removesuffix(":run") for each in shop.held())
+    shop.record.let_end("report")
+    assert holder.get(timeout=LIMIT) == "report"
+    with shop.locks() as client:
+
+        def is_put_back() -> bool:
+            waiter = f"{key}:mail:elsewhere|{'0' * 32}"
+            client.zadd(f"{key}:waiting", {waiter: 1})
+            client.hset(f"{key}:asked", waiter, f"{client.time()[0] * 1000} 1")
+            return conflicts(shop) > 0
+
+        assert not is_put_back()
+        result = shop.send("patient", "report")
+        until(is_put_back)
+        assert shop.log.count("is left to one that has waited for longer") == 1
+    assert result.get(timeout=LIMIT) == "report"
+
+
 def test_each_waiting_copy_counts_for_as_long_as_it_waits(shop: Shop) -> None:
     shop.start("one", "two")
     holder = shop.send("exclusive", "report", LONG)

@@ -19,6 +19,7 @@ from tests.contract.inside import (
     Kept,
     Lease,
     LockRequest,
+    Place,
     Record,
     Store,
     is_settled,
@@ -340,6 +341,31 @@ class TestCluster:
         waiter.join(30)
         assert len(got) == 1
         assert store.free(got[0])
+
+    def test_release_does_not_wait_for_a_node_that_hangs_with_the_waiters_mailbox(
+        self, cluster: Cluster, store: Store
+    ) -> None:
+        key = f"{KEY}:mailbox"
+        node = cluster.master_of(key)
+        others = (f"topology:{{other:{number}}}" for number in range(LIMIT))
+        other = next(it for it in others if cluster.master_of(it) is not node)
+        lease = taken(store, other)
+        store.mailbox.expect(key, new_owner(), lambda: None)  # It has its name, and its place, from the first lock.
+        assert isinstance(acquire(store, other, waiting=True), Held)
+
+        def look() -> None:
+            with suppress(LockUnavailable):
+                store.look([Place(key, new_owner(), 1.0, 1, 1)])
+
+        patient = threading.Thread(target=look)
+        node.pause()
+        try:
+            patient.start()
+            assert store.free(lease)
+            assert patient.is_alive()
+        finally:
+            node.resume()
+            patient.join()
 
     def test_free_lock_can_be_taken_when_its_slot_has_moved(self, cluster: Cluster, store: Store) -> None:
         leases: list[Lease] = []
