@@ -32,7 +32,7 @@ from tests.web.scenes import HOSTILE, TASK, entry, hold, over, with_task, write
 #: One process cannot run two browsers at once.
 pytestmark = pytest.mark.xdist_group("browser")
 
-PAGES = ("", "locks", "tasks", "timeline", "refused", "beat", "doctor", f"task?name={TASK}", "id?id=id-of-tenant-1")
+PAGES = ("", "locks", "tasks", "timeline", "refused", "beat", f"task?name={TASK}", "id?id=id-of-tenant-1")
 
 TOKEN = "a-token-of-these-tests"
 
@@ -119,8 +119,7 @@ def test_each_page_opens_without_a_complaint(visit: Visiting) -> None:
     for address in (*PAGES, f"lock?key={lease.key}"):
         made.go(address)
         expect(made.page.locator("h1")).to_be_visible()
-        if address != "doctor":
-            made.is_live()
+        made.is_live()
     assert made.wrong == []
 
 
