@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 import pytest
 from sqlalchemy import BigInteger, Column, Engine, Integer, MetaData, Table, create_engine, select, update
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from celery_singleton_lock import StaleFence
 from celery_singleton_lock.contrib.fencing.sqlalchemy import Fenced, fenced_get, fenced_update
-from tests.contrib.databases import Database, Server
+from tests.contrib.databases import Database
 from tests.servers import until
 
 #: Like real fences: microseconds since the epoch.
@@ -77,23 +75,6 @@ def test_stale_holder_is_refused(engine: Engine) -> None:
     assert row(engine) == (2, NEW)
 
 
-def test_holder_may_write_often_and_the_next_one_after_it(engine: Engine) -> None:
-    for fence, total in ((OLD, 1), (OLD, 2), (NEW, 3)):
-        write(engine, fence, total)
-    assert row(engine) == (3, NEW)
-
-
-def test_missing_row_does_not_mean_a_stale_holder(engine: Engine) -> None:
-    assert write(engine, OLD, 1, of=404) == 0
-
-
-def test_one_stale_row_undoes_all(engine: Engine) -> None:
-    write(engine, NEW, 2, of=8)
-    with pytest.raises(StaleFence), Session(engine) as session, session.begin():
-        fenced_update(session, OLD, update(Report).values(total=1))
-    assert (row(engine, 7), row(engine, 8)) == ((0, 0), (2, NEW))
-
-
 def test_stale_holder_that_waits_for_the_row_is_refused(engine: Engine, database: Database) -> None:
     """It has looked at the row before the later holder commits: the database has to look again."""
     with ThreadPoolExecutor(1) as pool, Session(engine) as session:
@@ -145,30 +126,6 @@ def test_later_holder_waits_for_the_holder_that_claimed_the_row(engine: Engine) 
     assert row(engine) == (2, NEW)
 
 
-def test_claimed_object_is_read_from_the_database_again(engine: Engine) -> None:
-    with Session(engine) as session:
-        with session.begin():
-            session.get(Report, 7)
-        with engine.begin() as other:
-            other.execute(update(Report).where(Report.id == 7).values(total=5))
-        with session.begin():
-            report = fenced_get(session, NEW, Report, 7)
-            assert report is not None
-            report.total += 1
-    assert row(engine) == (6, NEW)
-
-
-def test_object_that_a_later_holder_wrote_is_not_claimed(engine: Engine) -> None:
-    write(engine, NEW, 2)
-    with pytest.raises(StaleFence), Session(engine) as session, session.begin():
-        fenced_get(session, OLD, Report, 7)
-
-
-def test_missing_object_is_none(engine: Engine) -> None:
-    with Session(engine) as session, session.begin():
-        assert fenced_get(session, NEW, Report, 404) is None
-
-
 def test_table_without_a_class_is_fenced_too(engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(plain.insert().values(id=7, total=0))
@@ -177,29 +134,3 @@ def test_table_without_a_class_is_fenced_too(engine: Engine) -> None:
         fenced_update(connection, OLD, update(plain).where(plain.c.id == 7).values(total=1))
     with engine.connect() as connection:
         assert connection.execute(select(plain.c.total, plain.c.fence)).one() == (2, NEW)
-
-
-def test_asynchronous_session_is_fenced_too(postgres: Server) -> None:
-    async def write(fence: int, total: int) -> None:
-        engine = create_async_engine(postgres.url)
-        try:
-            async with AsyncSession(engine) as session, session.begin():
-                await session.run_sync(fenced_update, fence, update(Report).where(Report.id == 7).values(total=total))
-        finally:
-            await engine.dispose()
-
-    engine = create_engine(postgres.url)
-    Base.metadata.drop_all(engine)
-    Base.metadata.create_all(engine)
-    with Session(engine) as session, session.begin():
-        session.add(Report(id=7))
-    asyncio.run(write(NEW, 2))
-    with pytest.raises(StaleFence):
-        asyncio.run(write(OLD, 1))
-    assert row(engine) == (2, NEW)
-    engine.dispose()
-
-
-def test_execution_without_a_lock_is_refused(engine: Engine) -> None:
-    with pytest.raises(StaleFence, match="no lock is held"):
-        write(engine, 0, 1)

@@ -105,16 +105,6 @@ class Skipping(SingletonTask):
             return Task.__call__(self, *args, **kwargs)
 
 
-class TriedAgain(SingletonTask):
-    """Runs without the lock if it cannot have it."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().__call__(*args, **kwargs)
-        except LockConflict:
-            return self.run(*args, **kwargs)
-
-
 class Twice(SingletonTask):
     """Its second run would be without the lock, which the first has freed."""
 

@@ -89,18 +89,6 @@ def test_body_that_is_reached_without_its_lock_does_not_run(shop_in: Callable[..
     assert worker.is_untouched
 
 
-def test_body_does_not_run_where_its_lock_was_refused(shop_in: Callable[..., Shop]) -> None:
-    shop = shop_in("TriedAgain")
-    shop.start("one", app=APP, concurrency=CALLS)
-    running = shop.send("exclusive", "report")
-    shop.record.wait_for(starts=1)
-    with pytest.raises(InvalidOption, match="TriedAgain"):
-        shop.send("exclusive", "report").get(timeout=LIMIT)
-    shop.record.let_end("report")
-    assert running.get(timeout=LIMIT) == "report"
-    assert len(shop.record.runs("report")) == 1
-
-
 def test_body_does_not_run_again_where_its_lock_is_free_again(shop_in: Callable[..., Shop]) -> None:
     shop = shop_in("Twice")
     shop.start("one", app=APP)

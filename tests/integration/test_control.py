@@ -111,19 +111,6 @@ def test_task_is_stopped_though_no_renewal_is_due(shop: Shop, pool: str) -> None
     assert other.get(timeout=LIMIT) == "other"
 
 
-def test_all_holders_of_a_semaphore_are_stopped(shop: Shop) -> None:
-    start(shop, "one", concurrency=3)
-    holding = [shop.send("paired", "report", 60.0) for _ in range(2)]
-    shop.record.wait_for(starts=2)
-    key = inspected_once(shop, 2)[0]["key"]
-    assert released(shop, key)["ok"].count("is stopped") == 2
-    for result in holding:
-        with pytest.raises(LockLost, match="an operator has released it"):
-            result.get(timeout=LIMIT)
-    assert shop.send("paired", "report").get(timeout=LIMIT) == "report"
-    until(lambda: not [name for name in shop.keys() if ":run" in name])  # noqa: SIM118 - no dictionary
-
-
 def test_task_that_is_only_warned_goes_on(shop: Shop) -> None:
     start(shop, "one")
     warned = shop.send("warned", "report", LONG)

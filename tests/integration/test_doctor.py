@@ -142,13 +142,6 @@ class TestWorkers:
 class TestOneServer:
     """A Redis."""
 
-    def test_nothing_serious_is_reported_and_nothing_is_left(self, own_redis: RedisServer) -> None:
-        assert serious(looked_at(own_redis.url)) == []
-        with own_redis.client() as client:
-            left = list(client.scan_iter())
-            assert all(client.ttl(key) > 0 for key in left)
-            assert not [key for key in left if key.endswith(":run")]
-
     def test_least_rights_are_enough(self, own_redis: RedisServer) -> None:
         with user(own_redis, "~singleton_lock:*", "+@read", "+@write", "+@scripting", "+time") as url:
             diagnosis = looked_at(url)
@@ -172,17 +165,6 @@ class TestOneServer:
         (refused,) = [finding for finding in found if finding.text.startswith("no lock can be taken")]
         assert "s3cret" not in str(refused)
         assert refused.remedy == "ACL SETUSER <its user> ~singleton_lock:* +@read +@write +@scripting +time"
-
-    def test_silent_server_is_a_problem(self, own_redis: RedisServer) -> None:
-        own_redis.pause()
-        (finding,) = serious(looked_at(own_redis.url, singleton_lock_transport_options={"socket_timeout": 0.1}))
-        assert (finding.severity, "does not answer" in finding.text) == ("problem", True)
-
-    def test_real_lock_finds_full_memory(self, own_redis: RedisServer) -> None:
-        with own_redis.client() as client:
-            client.execute_command("CONFIG", "SET", "maxmemory", "1")
-        found = {finding.text.partition(":")[0]: finding.severity for finding in serious(looked_at(own_redis.url))}
-        assert found["no lock can be taken"] == "problem"
 
 
 class TestKeys:

@@ -81,16 +81,6 @@ def test_message_that_waits_meets_a_held_lock_once(shop: Shop) -> None:
     assert stats(shop)["tests.integration.app.patient"]["conflicts"] == {"retry": 1}
 
 
-def test_counts_are_available_while_the_workers_run(shop: Shop) -> None:
-    shop.start("one")
-    shop.send("exclusive", "report", 0.01).get(timeout=LIMIT)
-    until(lambda: journal(shop).counts())
-    (entry,) = journal(shop).entries(since=0.0)
-    (run,) = shop.record.runs("report")
-    assert (entry.kind, entry.outcome, entry.fence, entry.task_id) == ("run", "SUCCESS", run.fence, run.task_id)
-    assert (entry.node, entry.pid) == ("one@test", run.pid)
-
-
 def test_killed_child_and_lost_lock(shop: Shop) -> None:
     (worker,) = shop.start("one")
     killed = shop.send("exclusive", "report", 300.0)

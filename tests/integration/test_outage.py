@@ -87,18 +87,6 @@ def test_outage_is_reported_once_from_its_beginning_to_its_end(split: Shop, own_
 
 
 @pytest.mark.parametrize("pool", quick_first("prefork", "threads"))
-def test_outage_without_leases_is_reported_once(split: Shop, own_redis: RedisServer, pool: str) -> None:
-    (worker,) = split.start("one", pool=pool, concurrency=3)
-    own_redis.kill()
-    results = [split.send("exclusive", f"job-{number}") for number in range(6)]
-    until(lambda: worker.log.count("put back, due in") >= 6)
-    until(lambda: said(worker, BEGINS), "the beginning is reported")
-    own_redis.start()
-    assert [result.get(timeout=LIMIT) for result in results] == [f"job-{number}" for number in range(6)]
-    use_until_it_is_over(split, worker)
-
-
-@pytest.mark.parametrize("pool", quick_first("prefork", "threads"))
 def test_refusal_is_an_outage_until_locks_are_granted(split: Shop, own_redis: RedisServer, pool: str) -> None:
     """A server without memory answers, and renews the lease of a task that runs."""
     (worker,) = split.start("one", pool=pool, concurrency=3)

@@ -305,11 +305,3 @@ def test_each_shape_that_is_sent_again_runs_again(redis_server: RedisServer, tmp
 def test_each_shape_that_is_sent_while_it_runs_runs_again(redis_server: RedisServer, tmp_path: Path, pool: str) -> None:
     with sending(redis_server, tmp_path, pool) as sender:
         assert compare(sender, "wide", overlapping(tuple(SHAPES)), at_once=True) == {}
-
-
-@pytest.mark.slow
-def test_canvas_of_a_program_without_our_code_runs_again(redis_server: RedisServer, tmp_path: Path) -> None:
-    """Its messages contain nothing random but their ids; a frozen signature is one message."""
-    names = tuple(name for name in SHAPES if "frozen" not in name and name not in ("chunks", "partial"))
-    with sending(redis_server, tmp_path, "prefork", by_name=True) as sender:
-        assert compare(sender, "own", names, at_once=False) == {}
