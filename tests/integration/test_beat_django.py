@@ -174,21 +174,6 @@ def test_each_tick_is_sent_once_while_beats_are_killed(site: Site) -> None:
 
 
 @pytest.mark.slow
-def test_beat_that_stops_writes_to_the_database(site: Site) -> None:
-    site.orm("add", name="clock", every=1)
-    for name in ("first", "second"):
-        (beat,) = site.start(name)
-        site.wait_for_sent("clock", 3)
-        assert beat.terminate() == 0
-    sent = site.sent("clock")
-    check_distinct(sent)
-    row = site.row("clock")
-    assert row["total_run_count"] == len(sent)
-    assert row["last_run_at"] == pytest.approx(sent[-1].due, abs=0.9)
-    assert site.ledger()["clock"] == pytest.approx(sent[-1].due, abs=JITTER)
-
-
-@pytest.mark.slow
 def test_edits_are_honoured(site: Site) -> None:
     site.orm("add", name="clock", every=1)
     site.orm("add", name="edited", every=1)
@@ -249,28 +234,6 @@ def test_clocked_entry_is_sent_once(site: Site, end: Any) -> None:
     site.wait_for_sent("clock", 3)
     assert site.sent("one") == [sent]
     check_distinct(site.sent("clock"))
-
-
-@pytest.mark.slow
-def test_database_learns_what_a_killed_beat_has_sent(site: Site) -> None:
-    """So the next beat knows it even if the lock server has lost everything."""
-    site.orm("add", name="clock", every=1)
-    (first,) = site.start("first")
-    site.wait_for_sent("clock")
-    site.orm("add", name="rare", every=3600, last_run_at=soon(-3590))
-    (sent,) = site.wait_until_recorded("rare")
-    first.kill()
-    (second,) = site.start("second")
-    site.wait_for_sent("clock", 2)
-    second.terminate()
-    row = site.row("rare")
-    assert row["last_run_at"] >= sent.due - JITTER
-    assert row["total_run_count"] == 1
-    with site.server.client(2) as client:
-        client.flushdb()
-    site.start("third")
-    site.wait_for_sent("clock", 2)
-    assert site.sent("rare") == [sent]
 
 
 def test_worker_runs_what_is_due(site: Site) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from celery import chain, chord, group
@@ -15,7 +14,6 @@ from tests.integration.conftest import LONG, Shop, until
 from tests.integration.standing import Staff
 from tests.patience import LIMIT
 from tests.recording import overlaps
-from tests.servers import RedisServer
 
 #: Seconds of the holders' leases. No test here waits for the end of a lease, and a process that a busy machine stops
 #: for a second must not consider its own lease lost.
@@ -132,25 +130,6 @@ class TestChord:
         end_once_refused(shop, 2)
         assert result.get(timeout=LIMIT) == "marked"
         assert len(shop.record.runs("mark")) == 1
-
-
-def test_only_the_running_copy_records_started(shop_on: Callable[..., Shop], redis_server: RedisServer) -> None:
-    shop = shop_on(redis_server, task_track_started=True, singleton_lock_ttl=TTL)
-    shop.start("one", "two")
-    running = shop.send("exclusive", "report", LONG)
-    (run,) = shop.record.wait_for(starts=1)
-    assert running.state == "STARTED"
-    assert running.info["pid"] == run.pid
-    shop.app.send_task("tests.integration.app.exclusive", ("report",), task_id=running.id)
-    copy = shop.send("exclusive", "report")
-    with pytest.raises(TaskRevokedError):
-        copy.get(timeout=LIMIT)
-    assert running.state == "STARTED"
-    assert running.info["pid"] == run.pid
-    stored = json.loads(shop.app.backend.client.get(shop.app.backend.get_key_for_task(running.id)))
-    assert stored["status"] == "STARTED"
-    shop.record.let_end("report")
-    assert running.get(timeout=LIMIT) == "report"
 
 
 class TestAtLeastFor:

@@ -95,22 +95,6 @@ def test_task_is_stopped_before_its_lock_is_free_for_others(shop: Shop, pool: st
     until(lambda: shop.held() == [])
 
 
-@pytest.mark.parametrize("pool", POOLS)
-def test_task_is_stopped_though_no_renewal_is_due(shop: Shop, pool: str) -> None:
-    start(shop, "one", pool=pool, concurrency=2)
-    stopped = shop.send("exclusive", "report", LONG, singleton_lock={"ttl": 20 * LIMIT})
-    other = shop.send("exclusive", "other", LONG, singleton_lock={"ttl": 20 * LIMIT})
-    shop.record.wait_for(starts=1)
-    shop.record.wait_for(starts=1, job="other")
-    (key,) = (held["key"] for held in inspected_once(shop, 2) if held["task_id"] == stopped.id)
-    assert "is stopped within a second" in released(shop, key)["ok"]
-    with pytest.raises(LockLost, match="an operator has released it"):
-        stopped.get(timeout=LIMIT)
-    until(lambda: len(shop.held()) == 1)
-    shop.record.let_end("other")
-    assert other.get(timeout=LIMIT) == "other"
-
-
 def test_task_that_is_only_warned_goes_on(shop: Shop) -> None:
     start(shop, "one")
     warned = shop.send("warned", "report", LONG)

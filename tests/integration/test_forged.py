@@ -78,21 +78,6 @@ class TestMessages:
         assert "\\x1b[2J" in said, "it is shown as what it is"
         worker.kill()
 
-    def test_a_number_as_an_id_breaks_no_display(self, shop: Shop) -> None:
-        (worker,) = shop.start("one", concurrency=2)
-        with shop.app.connection_for_write() as connection:
-            for task_id in (7, 8):
-                headers = {"id": task_id, "task": "tests.integration.app.exclusive", "lang": "py", "root_id": 7}
-                headers["ignore_result"] = True  # Celery's own result backends fail with such an id.
-                connection.SimpleQueue("celery").put([["report", 600.0], {}, {}], headers=headers, serializer="json")
-        shop.record.wait_for(starts=1)
-        journal = open_url(shop.conf["singleton_lock_backend"]).journal(PREFIX, size=10_000)
-        until(lambda: {"7", "8"} & {entry.task_id for entry in journal.entries(since=0.0)})
-        (line,) = [json.loads(text) for text in ask(shop, "list", "--json").stdout.splitlines()]
-        assert line["task_id"] in ("7", "8")
-        assert_harmless(say_all(shop))
-        worker.kill()
-
     def test_options_that_are_not_accepted_fail_clearly_and_the_worker_goes_on(self, shop: Shop) -> None:
         (worker,) = shop.start("one")
         shop.send("exclusive", "report", 600.0)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -435,31 +433,6 @@ class TestAge:
         assert 35 < left.seconds <= 40
 
 
-class TestWaiter:
-    def test_question_that_arrives_after_the_waiter_has_left(self, store: Store, proxy: LateProxy) -> None:
-        first, owner = taken(store), new_owner()
-        assert isinstance(ask(store, owner, holder=ME, waiting=True), Held)
-        with store.waiter(LockRequest(KEY, owner, ttl=TTL, holder=ME)) as turn:
-            proxy.hold(1)
-            while isinstance(turn.wait(0.05), Held) and not proxy.held:
-                pass
-        assert proxy.held
-        store.free(first)
-        proxy.deliver()
-        assert store.held(KEY) == []
-
-    def test_leaving_is_repeated(self, own_redis: RedisServer, direct: Store) -> None:
-        first, owner = taken(direct), new_owner()
-        assert isinstance(ask(direct, owner, holder=ME, waiting=True), Held)
-        with direct.waiter(LockRequest(KEY, owner, ttl=TTL, holder=ME)) as turn:
-            assert isinstance(turn.wait(0.01), Held)
-            own_redis.pause()
-        own_redis.resume()
-        until(lambda: is_settled(direct))
-        direct.free(first)
-        assert direct.held(KEY) == []
-
-
 class TestDebts:
     def test_child_of_a_fork_owes_nothing(self, own_redis: RedisServer, direct: Store) -> None:
         lease = taken(direct)
@@ -494,89 +467,6 @@ class TestDebts:
         inside.owe(direct, inside.command("abandon", stranger))
         inside.owe(direct, inside.command("abandon", lease))
         until(lambda: direct.held(KEY) == [])
-
-
-class TestCutOff:
-    """A broken connection does not throw a waiter out."""
-
-    def waiters(self, store: Store, count: int) -> tuple[list[threading.Thread], list[object]]:
-        ended: list[object] = []
-
-        def wait(number: int) -> None:
-            owner, holder = new_owner(), Holder(f"waiter {number}")
-            try:
-                found = ask(store, owner, holder=holder, waiting=True)
-                with store.waiter(LockRequest(KEY, owner, ttl=TTL, holder=holder)) as turn:
-                    while isinstance(found, Held):
-                        found = turn.wait(60)
-                ended.append(isinstance(found, Lease) and store.free(found))
-            except LockUnavailable as error:
-                ended.append(error)
-
-        threads = [threading.Thread(target=wait, args=(number,)) for number in range(count)]
-        for thread in threads:
-            thread.start()
-        until(lambda: store.inspect(KEY).waiters == count)
-        return threads, ended
-
-    def test_server_that_is_restarted(
-        self, own_redis: RedisServer, direct: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        inside.wait_for_a_restart(monkeypatch)
-        taken(direct)
-        threads, ended = self.waiters(direct, 4)
-        own_redis.kill()
-        clock.sleep(0.3)
-        own_redis.start()
-        for thread in threads:
-            thread.join(60)
-        assert ended == [True] * 4
-
-    def test_server_that_does_not_come_back(self, own_redis: RedisServer, direct: Store) -> None:
-        taken(direct)
-        threads, ended = self.waiters(direct, 2)
-        own_redis.kill()
-        for thread in threads:
-            thread.join(60)
-        assert [type(it) for it in ended] == [LockUnavailable] * 2
-
-
-class TestFrozenWaiters:
-    def wait_in_a_child(self, url: str, number: int) -> int:
-        pid = os.fork()
-        if pid == 0:
-            with suppress(BaseException):
-                store, owner, holder = open_url(url), new_owner(), Holder(f"frozen {number}")
-                ask(store, owner, holder=holder, waiting=True)
-                with store.waiter(LockRequest(KEY, owner, ttl=TTL, holder=holder)) as turn:
-                    while isinstance(turn.wait(60), Held):
-                        pass
-                os.kill(os.getpid(), signal.SIGSTOP)
-            os._exit(1)
-        return pid
-
-    def test_live_waiter_gets_the_lock_in_seconds(self, own_redis: RedisServer, direct: Store) -> None:
-        """However long the ttl is: the lock was handed to a waiter that did not take it."""
-        first = taken(direct)
-        pids = [self.wait_in_a_child(own_redis.url, number) for number in range(4)]
-        try:
-            with own_redis.client() as client:
-                until(lambda: client.info("clients")["blocked_clients"] == 4)
-                for pid in pids:
-                    os.kill(pid, signal.SIGSTOP)
-                owner, released = new_owner(), clock.now()
-                found = ask(direct, owner, holder=ME, waiting=True)
-                with direct.waiter(LockRequest(KEY, owner, ttl=TTL, holder=ME)) as turn:
-                    turn.wait(0.01)
-                    direct.free(first)
-                    while isinstance(found, Held):
-                        found = turn.wait(min(found.remaining, 60))
-                assert isinstance(found, Lease)
-                assert clock.now() - released < TTL / 10
-        finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
 
 
 class TestFences:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import redis.asyncio
 from redis import Redis
-from redis.cluster import RedisCluster
 from redis.exceptions import LockError
 from redis.sentinel import Sentinel
 
@@ -242,19 +241,6 @@ class TestClients:
             with Lock(client, NAME):
                 assert "another" in [it["name"] for it in other.client_list()]
 
-    def test_nothing_is_left_of_that_of_a_cluster(self, cluster: Cluster) -> None:
-        logged_in: list[object] = []
-        gone: list[Callable[[], object]] = []
-        for _ in range(3):
-            client = RedisCluster("127.0.0.1", cluster.servers[0].port, redis_connect_func=logged_in.append)
-            opened = len(logged_in)
-            with Lock(client, NAME) as lock:
-                assert len(logged_in) > opened, "our own connections do as the client's"
-            gone += [weakref.ref(client), weakref.ref(lock._heartbeat)]
-        logged_in.clear()
-        del client, lock
-        until(lambda: gc.collect() is None or not any(it() for it in gone), "they are gone")
-
     def test_error_names_the_master_that_sentinels_know(self) -> None:
         lock = Lock(Sentinel([("127.0.0.1", 1), ("127.0.0.1", 2)]).master_for("mymaster"), NAME)
         with pytest.raises(Unavailable, match=r"^lock server mymaster of 127\.0\.0\.1:1,127\.0\.0\.1:2: "):
@@ -275,10 +261,6 @@ class TestClients:
         client = cls(host="127.0.0.1", port=1)
         with pytest.raises(TypeError, match=rf"redis\.asyncio\..*{kind}; allowed: redis\.Redis or redis\.RedisCluster"):
             Lock(client, NAME)
-
-    def test_asynchronous_one_cannot_make_it(self) -> None:
-        with pytest.raises(TypeError, match=r"thread_local=False.*asyncio\.to_thread"):
-            redis.asyncio.Redis().lock(NAME, lock_class=Lock)  # type: ignore[arg-type]
 
     def test_coroutine_calls_it_in_threads(self, client: Redis) -> None:
         """Each call may be in another one."""

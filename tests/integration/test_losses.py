@@ -133,17 +133,6 @@ class TestWorkerIsKilled:
         patient.start("name")
         until(lambda: not patient.held())
 
-    def test_worker_of_the_same_name_frees_no_lock_of_a_living_one(self, patient: Shop) -> None:
-        """Two workers with one name are a mistake, but no reason to let tasks overlap."""
-        patient.start("name", "other")
-        patient.send("exclusive", "report", 300.0)
-        patient.send("exclusive", "list", 300.0)
-        patient.record.wait_for(starts=2)
-        (second,) = patient.start("name")
-        until(lambda: second.log.count("0 locks were left behind by an earlier name") == 2)
-        assert len(patient.held()) == 2
-        assert "freed for a process" not in second.log
-
     def test_lock_of_a_host_that_is_gone_is_free_after_its_lease(self, shop: Shop) -> None:
         """Seen from another host, nothing can be proven: the lease has to end."""
         (victim,) = shop.start("victim")

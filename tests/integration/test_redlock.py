@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -321,6 +322,24 @@ class TestGivenUp:
         with pytest.raises(LockUnavailable):
             store.free(lease)
         self.wait_until_free(nodes)
+
+    def test_next_attempt_has_another_owner(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The caller is told before it is asked, and the request names the owner that was given up."""
+        ask, owners = inside.step("ask"), [new_owner()]
+
+        def ask_in_vain(it: Any, call: Any, *args: Any, **options: Any) -> dict[int, Any]:
+            return inside.no_answers() if len(owners) == 1 else ask(it, call, *args, **options)
+
+        def another() -> str:
+            owners.append(new_owner())
+            return owners[-1]
+
+        inside.set_step(monkeypatch, "ask", ask_in_vain)
+        request = LockRequest(KEY, owners[0], ttl=TTL, holder=ME, another=another)
+        lease = store.acquire(request)
+        assert isinstance(lease, Lease)
+        assert owners == [*request.given_up, lease.owner]
+        assert request.owner == lease.owner
 
     def test_attempts_that_a_node_never_answers_do_not_add_up(self) -> None:
         """A waiter may ask for days, while the connections of one node are cut each time."""

@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 from celery import Celery
 from playwright.sync_api import Browser, Page, expect
-from starlette.applications import Starlette
-from starlette.responses import HTMLResponse
-from starlette.routing import Route
 
 from celery_singleton_lock.diagnosis.verdict import Verdict
 from celery_singleton_lock.lease import Lease
@@ -131,22 +128,6 @@ def test_locks_come_and_go_while_somebody_looks(visit: Visiting) -> None:
     assert made.wrong == []
 
 
-@pytest.mark.slow
-def test_page_can_be_paused(visit: Visiting) -> None:
-    made = visit()
-    five(made)
-    made.go("locks")
-    made.is_live()
-    pause = made.page.get_by_role("button", name="Pause")
-    pause.click()
-    expect(made.page.locator("#state")).to_have_text("Paused")
-    expect(pause).to_have_attribute("aria-pressed", "true")
-    hold(made.app, "a-new-one")
-    pause.click()
-    made.is_live()
-    expect(made.row("a-new-one")).to_have_count(1)
-
-
 def test_hostile_texts_are_not_executed(visit: Visiting) -> None:
     made = visit()
     hold(made.app, "first", label=HOSTILE, task_id=HOSTILE, node=HOSTILE)
@@ -184,27 +165,6 @@ def test_all_pages_work_without_scripts(visit: Visiting) -> None:
     expect(page.locator("h1")).to_contain_text("id-of-tenant-2")
 
 
-@pytest.mark.slow
-def test_keyboard_reaches_the_content_and_stays_where_it_is(visit: Visiting) -> None:
-    made = visit()
-    lease, *_ = five(made)
-    page = made.go("locks")
-    page.keyboard.press("Tab")
-    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
-    page.keyboard.press("Enter")
-    assert page.url.endswith("#main")
-    made.is_live()
-    link = made.row("tenant-0").locator("a").first
-    link.focus()
-    row = made.row("tenant-0").element_handle()
-    store = Runtime.of(made.app).store
-    store.free(lease)
-    hold(made.app, "tenant-0", node="two@web")
-    expect(made.row("two@web")).to_have_count(1)
-    page.wait_for_function("row => !row.isConnected", arg=row)
-    expect(made.row("tenant-0").locator("a").first).to_be_focused()
-
-
 @pytest.mark.parametrize("width", [320, 375, 1280])
 @pytest.mark.slow
 def test_pages_fit_their_window(visit: Visiting, width: int) -> None:
@@ -215,47 +175,6 @@ def test_pages_fit_their_window(visit: Visiting, width: int) -> None:
         made.go(address)
         widths = made.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
         assert widths[0] <= widths[1], address
-
-
-#: The lowest contrast of any text on the page, as WCAG 2.2 computes it, and the text.
-CONTRAST = """() => {
-  const bright = (rgb) => {
-    const linear = (part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
-    const [r, g, b] = rgb.map((part) => linear(part / 255));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const parts = (color) => (color.match(/[\\d.]+/g) || []).map(Number);
-  const behind = (element) => {
-    for (; element; element = element.parentElement) {
-      const found = parts(getComputedStyle(element).backgroundColor);
-      if (found.length === 3 || found[3] > 0) return found.slice(0, 3);
-    }
-    return [255, 255, 255];
-  };
-  let least = [99, ""];
-  for (const element of document.querySelectorAll("body *")) {
-    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-    if (!own || element.closest("svg, title")) continue;
-    const [a, b] = [parts(getComputedStyle(element).color).slice(0, 3), behind(element)].map(bright);
-    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (contrast < least[0]) least = [contrast, element.textContent];
-  }
-  return least;
-}"""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.slow
-def test_text_can_be_read_in_light_and_in_dark(visit: Visiting, scheme: str) -> None:
-    made = visit(color_scheme=scheme)
-    lease, *_ = five(made)
-    write(made.app, *(entry(made.app, "x", "run", outcome=it) for it in ("FAILURE", "RETRY", "LOST")))
-    for address in (*PAGES, f"lock?key={lease.key}"):
-        made.go(address)
-        contrast, text = made.page.evaluate(CONTRAST)
-        assert contrast >= 4.5, (address, text)
-    back = made.page.locator("body").evaluate("it => getComputedStyle(it).backgroundColor")
-    assert (back == "rgb(255, 255, 255)") == (scheme == "light")
 
 
 @pytest.mark.slow
@@ -294,22 +213,3 @@ class TestActing:
         expect(page.locator("main [role=status]")).to_have_text(released)
         assert Runtime.of(made.app).store.held(lease.key) == []
         assert made.wrong == []
-
-    @pytest.mark.slow
-    def test_other_site_cannot_press_the_buttons(self, made: Visit) -> None:
-        """The browser sends the password along."""
-        lease = hold(made.app, "acme", process=over())
-        made.go(f"lock?key={lease.key}")
-        (release, *_) = made.page.locator("form[action$='/release']").all()
-        fields = release.evaluate("form => [...new FormData(form)]")
-        inputs = "".join(f'<input name="{name}" value="{value}">' for name, value in [*fields, ("sure", "yes")])
-        form = f'<form action="{made.url}/release" method="post">{inputs}<button>Win a prize</button></form>'
-
-        async def lure(_: Any) -> HTMLResponse:
-            return HTMLResponse(form)
-
-        with served(Starlette(routes=[Route("/", lure)])) as evil:
-            made.page.goto(evil)
-            made.page.get_by_role("button").click()
-            expect(made.page.locator("body")).to_contain_text("This page accepts only its own forms.")
-        assert Runtime.of(made.app).store.held(lease.key) != []
