@@ -233,8 +233,8 @@ class TestEnds:
         line.lose()
         with at_question(bench.app, number, line.follow):
             line.follow()
-        line.gets_free()
         line.settle()
+        line.gets_free()
         assert bench.end(line.followers[0]) == "ran"
         assert bench.runs == line.ids(0)
 
