@@ -36,9 +36,14 @@ def client(redis_server: RedisServer) -> Iterator[Redis]:
         client.flushall()
 
 
+def waiter_of(owner: str) -> str:
+    return f"left-out:mail:here|{owner}"
+
+
 def acquired(client: Redis, options: dict[str, bool], said: Said, owner: str = OWNER) -> Any:
     """The first part of the answer."""
-    keys, args = lock_commands.question(LockRequest(KEY, owner, 30.0, ME, **options))
+    request = LockRequest(KEY, owner, 30.0, ME, since=6.0, member=waiter_of(owner), **options)
+    keys, args = lock_commands.question(request)
     return run(client, Call(lock_commands.ACQUIRE, keys, said(args)))[0]
 
 
@@ -68,8 +73,8 @@ def left(client: Redis) -> dict[bytes, tuple[object, int]]:
 STATES: dict[str, Callable[[Redis], object]] = {
     "free": lambda client: None,
     "held": lambda client: acquired(client, {}, lock_commands.without_defaults, OTHER),
-    "waited for": lambda client: client.zadd(f"{KEY}:waiting", {OTHER: 5}),
-    "waited for by itself": lambda client: client.zadd(f"{KEY}:waiting", {OWNER: 5}),
+    "waited for": lambda client: client.zadd(f"{KEY}:waiting", {waiter_of(OTHER): 5}),
+    "waited for by itself": lambda client: client.zadd(f"{KEY}:waiting", {waiter_of(OWNER): 5}),
     "given up": lambda client: client.set(f"{KEY}:tombstone:{OWNER}", 1),
     "recorded": lambda client: run(client, lock_commands.free(Hold(KEY, OTHER, ttl=30.0), record=RECORDS[1])),
 }
