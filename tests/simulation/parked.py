@@ -388,8 +388,8 @@ class Parked:
             )
 
     def _had_place_before(self, copy: Copy, other: Copy, since: float) -> bool:
-        """Whether another copy gave the process of `copy` a place no later than that of `other`, and left after `since`: a
-        process tells its place at each look.
+        """Whether another copy gave the process of `copy` a place no later than that of `other`, and has left after
+        `since`: a process tells its place at each look.
         """
         left = self._gone[copy.process, copy.key]
         return any(at >= since and gone is not copy and not other.is_before(gone) for at, gone in left)
