@@ -6,11 +6,11 @@ came meanwhile. Work that comes while the thread works is done next.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 
 from celery.utils.log import get_logger
 
@@ -26,6 +26,13 @@ RETRY_AFTER = 1.0
 LINGER = 1.0
 
 
+#: The longest sleep of a thread in seconds: a sleep does not count the time during which the host is suspended.
+MAX_SLEEP = 1.0
+
+#: Seconds after which a thread that should have worked is late: its process was stopped, say.
+MOMENT = 0.02
+
+
 class BackgroundJob:
     """Calls `work` in a separate thread.
 
@@ -33,6 +40,9 @@ class BackgroundJob:
         name: the name of the thread.
         work: does all work; returns None when nothing is left, otherwise the seconds until the next call.
         after: seconds that work waits for more work.
+
+    Attributes:
+        is_late: whether the thread began its work later than it was due.
     """
 
     def __init__(self, name: str, work: Callable[[], float | None], *, after: float = 0.0) -> None:
@@ -43,51 +53,71 @@ class BackgroundJob:
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
-        # Reentrant: a signal handler may run at any line, and call `schedule` itself.
+        # Reentrant: a signal handler may run at any line, and call `schedule` itself. Always entered itself: a
+        # Condition's `with` is Python code, which could be interrupted with the lock taken.
         self._mutex = lock = threading.RLock()
-        #: Notified when the thread need not linger any more.
+        #: Notified when the thread must work sooner than it would.
         self._changed = threading.Condition(lock)
-        #: Whether a thread is going to look for something to do.
-        self._is_scheduled = False
+        #: When `work` is called next; infinite when it is not, and until the thread has looked for what to do.
+        self._due_at = math.inf
+        self.is_late = False
         self._thread: threading.Thread | None = None
 
-    def schedule(self) -> None:
-        """Say that there is work."""
+    def schedule(self, at: float | None = None) -> bool:
+        """Say that there is work; False if no thread can be started for it.
+
+        Args:
+            at: when to do it at the latest; None: with the next call, or `after` seconds from now if there is none.
+        """
         thread = self._thread
-        if self._is_scheduled and thread is not None and thread.is_alive():
-            return  # The usual case in a series of calls: the thread has not looked yet.
+        if self._due_at <= (sys.float_info.max if at is None else at) and thread is not None and thread.is_alive():
+            return True  # The usual case in a series of calls: the thread has not looked yet.
         with self._mutex:
-            self._is_scheduled = True  # Before a thread starts, which would otherwise look twice.
+            if at is None:
+                at = self._due_at if self._due_at < math.inf else clock.now() + self._after
+            self._due_at = min(self._due_at, at)  # Before a thread starts, which would otherwise end.
             if sys.is_finalizing():
-                return  # Before Python 3.12, a thread's start would wait forever.
+                return False  # Before Python 3.12, a thread's start would wait forever.
             if self._thread is None or not self._thread.is_alive():
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread = thread  # Before the start: if that is interrupted, there must not be two threads.
-                # No thread can be started: the next call tries again. Or it is started, and the hub of greenlets, which
-                # runs a signal's handler, cannot wait for its beginning.
-                with suppress(RuntimeError, AssertionError):
+                try:
                     thread.start()
+                except RuntimeError:
+                    return False  # The next call tries again.
+                except AssertionError:
+                    pass  # It is started, and the hub of greenlets, which runs a signal's handler, cannot wait for it.
             self._changed.notify()
+            return True
 
     def _run(self) -> None:
-        pause: float | None = self._after
-        while pause is not None:
-            clock.sleep(pause)
-            self._is_scheduled = False  # Before it looks: it may not see work that comes from now on.
+        while self._wait():
             try:
                 pause = self._work()
             except (Exception, SystemExit):
                 # Also if user code calls `sys.exit`: without this thread, no more work would be done.
                 logger.exception("%s: unexpected error; going on", self._name)
                 pause = RETRY_AFTER
-            with self._mutex:
-                if pause is None and not self._is_scheduled:
-                    self._changed.wait(LINGER)
-                if pause is None and self._is_scheduled:
-                    pause = self._after
-                if pause is None:
-                    # Under the mutex, so that the next caller finds no thread, and starts one.
-                    self._thread = None
+            if pause is not None:
+                with self._mutex:
+                    self._due_at = min(self._due_at, clock.now() + pause)
+
+    def _wait(self) -> bool:
+        """Wait until work is due; False if there is none for a while, and the thread is to end."""
+        with self._mutex:
+            if self._due_at == math.inf:
+                self._changed.wait(LINGER)
+            while self._due_at != math.inf and (left := self._due_at - clock.now()) > 0:
+                self._changed.wait(min(left, MAX_SLEEP))
+            if self._thread is not threading.current_thread():
+                return False
+            if self._due_at == math.inf:
+                # Under the mutex, so that the next caller finds no thread, and starts one.
+                self._thread = None
+                return False
+            self.is_late = clock.now() > self._due_at + MOMENT
+            self._due_at = math.inf  # Before it looks: it may not see work that comes from now on.
+            return True
 
 
 #: The most pieces of work that may wait; if there are more, one hangs, and the rest is better forgotten.

@@ -1,9 +1,9 @@
 """Renews the leases of this process, and tells their holders in time if that fails.
 
-There are two roles. A *renewer*, one thread per store, waits until leases are due, and renews all of them in one call,
-which takes as long as the server is silent. The *watchdog*, one thread per process, never asks a server: it gives up
-the leases that were not renewed in time, and tells the holders of lost leases. So a silent server holds up its own
-renewer, and nobody's deadline.
+There are two roles, each one thread per store. The *renewer* waits until leases are due, and renews all of them in one
+call, which takes as long as the server is silent. The *watchdog* never asks a server: it gives up the leases that were
+not renewed in time, and tells the holders of lost leases. So a silent server holds up its own renewer, and nobody's
+deadline.
 
 A renewal that arrives after the release does no harm: it renews what is held and never creates anything.
 
@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +26,7 @@ from typing import Any, TypeVar
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import chance, clock, forks, trust
+from celery_singleton_lock.background import MOMENT, BackgroundJob
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.outage import Outage
@@ -40,12 +39,8 @@ T = TypeVar("T")
 #: Why a lease that the store no longer has was lost.
 GONE = "the store no longer has it: it ended, was taken over, or was deleted"
 
-#: The longest sleep of a thread in seconds: a sleep does not count the time during which the host is suspended, but a
-#: lease does. A thread that finds no lease then ends; so a series of short tasks does not start it for each.
+#: The most seconds until each thread works again.
 MAX_SLEEP = 1.0
-
-#: Seconds that reading an answer takes that is there already.
-MOMENT = 0.02
 
 
 class SharedFlag:
@@ -91,7 +86,6 @@ class _Watched:
         every: the most seconds between two renewals.
         due_at: when to renew it.
         early_at: from when on it is renewed if others are due.
-        look_at: when the watchdog looks at it.
         tell_at: when to tell its holder again that it must stop.
         asked_at: when the last renewal began; if that was a further try, when the first one began that had no answer.
         asked_after: how many renewals had been answered by then; -1 if there was none.
@@ -103,7 +97,6 @@ class _Watched:
     every: float
     due_at: float
     early_at: float
-    look_at: float = 0.0
     tell_at: float = 0.0
     asked_at: float = 0.0
     asked_after: int = -1
@@ -134,111 +127,38 @@ class _Watched:
             self.due_at = min(now + chance.spread(min(0.5, lease.ttl * trust.RETRY_SHARE)), lease.give_up_at)
             self.early_at = self.due_at
 
-    def is_to_stop(self, lease: Lease, now: float) -> bool:
-        """Whether to tell its holder now that it must stop; this also sets when to look next."""
-        self.look_at = self.lost_at(lease) if lease.reason is None else math.inf
-        if lease.reason is None and lease.superseded_by is None:
-            return False
-        if tells := now >= self.tell_at:
-            self.tell_at = now + min(trust.MAX_STRIKE_INTERVAL, lease.ttl * trust.STRIKE_SHARE)
-        self.look_at = min(self.look_at, self.tell_at)
-        return tells
-
 
 def _next_share() -> float:
     """After which share of its ttl to renew a lease next."""
     return chance.spread(trust.RENEW_AFTER, least=0.9)
 
 
-class _Role(ABC):
-    """A thread that exists while there are leases. Everything is written under the watchdog's mutex.
-
-    Attributes:
-        is_late: whether it has waited for longer than it wanted to.
-    """
-
-    name: str
-
-    def start_anew(self) -> None:
-        """Watch nothing: at first, and in the child of a fork, because the leases are the parent's."""
-        self.is_late = False
-        self._thread: threading.Thread | None = None
-        self._due_at = self._wakes_at = math.inf
-
-    @property
-    @abstractmethod
-    def has_leases(self) -> bool:
-        """Whether there is anything to watch."""
-
-    @abstractmethod
-    def work(self) -> None:
-        """Do what is due, and note when more is; called without the mutex."""
-
-    def wake(self, at: float) -> None:
-        """Make sure that there is a thread, and that it works at this time or before. May raise `RuntimeError`."""
-        self._due_at = min(self._due_at, at)
-        if self._thread is None or not self._thread.is_alive():
-            # Before the start: if that is interrupted, there must not be two threads.
-            self._thread = thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-            thread.start()
-        elif at < self._wakes_at:
-            watchdog.changed.notify_all()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                if not self._wait():
-                    return
-                self.work()
-            except Exception:
-                # Without this thread, all leases would be lost.
-                logger.exception("heartbeat: unexpected error; going on")
-                clock.sleep(MOMENT)
-
-    def _wait(self) -> bool:
-        """Wait until something is due, or for `MAX_SLEEP`; False when the thread may end."""
-        with watchdog.mutex:
-            now = clock.now()
-            self._wakes_at = min(self._due_at, now + MAX_SLEEP)
-            if self._wakes_at > now:
-                watchdog.changed.wait(self._wakes_at - now)
-            self.is_late = clock.now() > max(self._wakes_at, now) + MOMENT
-            self._due_at = math.inf
-            is_needed = self._thread is threading.current_thread()
-            if is_needed and not self.has_leases:
-                self._thread = None
-            return is_needed and self.has_leases
-
-
-class Heartbeat(_Role):
+class Heartbeat:
     """Renews leases in `store` until they are stopped or lost.
 
     Attributes:
         store: has the leases.
         outage: logs when the store does not answer, and when it does again.
         renew_flag: shared with the processes of a pool: all leases are to be renewed at once.
-        watched: the leases under watch, by their owner tokens, as long as they exist.
+        watched: the leases under watch, by their owner tokens, as long as they exist. A finalizer or a signal handler
+            may release a lock at any line, and another thread, too: every loop goes over a copy.
         is_busy: whether the store is asked.
     """
 
-    name = "singleton-lock-heartbeat"
-
     def __init__(self, store: Store) -> None:
-        watchdog.prepare()
         self.store = store
         self.outage = Outage(store.server)
         self.renew_flag = SharedFlag()
+        # Weakly, so that the threads do not keep the store open.
+        self._renewer = BackgroundJob("singleton-lock-heartbeat", weakly(self._renew_due))
+        self._watchdog = BackgroundJob("singleton-lock-watchdog", weakly(self._look))
         self.start_anew()
         forks.start_anew_in_child(self)
 
     def start_anew(self) -> None:
-        super().start_anew()
+        """Watch nothing: at first, and in the child of a fork, because the leases are the parent's."""
         self.is_busy = False
         self.watched: dict[str, _Watched] = {}
-
-    @property
-    def has_leases(self) -> bool:
-        return bool(self.watched)
 
     def start(self, lease: Lease, on_lost: Callable[[], object], *, every: float = math.inf) -> None:
         """Renew `lease` from now on. Call `on_lost` when the lease is lost or must end for a newer task, and repeat the
@@ -258,16 +178,10 @@ class Heartbeat(_Role):
         due_at = lease.acquired_at + min(lease.ttl * trust.RENEW_AFTER, every)
         weak = weakref.ref(lease, lambda _: all_watched.pop(owner, None))
         watched = _Watched(owner, weak, weakly(on_lost), every, due_at, early_at=due_at)
-        watched.look_at = lost_at = watched.lost_at(lease)
-        with watchdog.mutex:
-            all_watched[owner] = watched
-            watchdog.heartbeats.add(self)
-            try:
-                watchdog.wake(lost_at)
-                self.wake(due_at)
-            except RuntimeError:
-                self.stop(lease)
-                raise
+        all_watched[owner] = watched
+        if not (self._watchdog.schedule(_soon(watched.lost_at(lease))) and self._renewer.schedule(_soon(due_at))):
+            self.stop(lease)
+            raise RuntimeError("no thread can be started to renew the lease")
 
     def stop(self, lease: Lease) -> None:
         """Stop renewing `lease`. A renewal that is under way may still arrive, and does no harm."""
@@ -300,34 +214,31 @@ class Heartbeat(_Role):
         """Renew all leases at once, because one of them was taken away and its holder must learn that; within a second,
         this also happens in the processes of this worker's pool.
         """
-        with watchdog.mutex:
-            self.renew_flag.set()
-            if self.has_leases:
-                self.wake(0.0)
+        self.renew_flag.set()
+        if self.watched:
+            self._renewer.schedule(clock.now())
 
-    def work(self) -> None:
-        """Renew the leases that are due, or nearly due."""
+    def _renew_due(self) -> float | None:
+        """Renew the leases that are due, or nearly due; the seconds until the next call, None if there is no lease."""
         due: list[tuple[_Watched, Lease]] = []
-        with watchdog.mutex:
-            now, later = clock.now(), [self._due_at]
-            by = math.inf if self.renew_flag.is_new() else now
-            for watched in list(self.watched.values()):
-                if watched.early_at > by:
-                    later.append(watched.due_at)
-                elif (lease := watched.lease()) is not None:
-                    if lease.reason is None:
-                        watched.asks(lease, now)
-                        due.append((watched, lease))
-                    else:
-                        watched.early_at = watched.due_at = math.inf
-            self._due_at = min(later)
-            # At once: the watchdog gives up what is overdue, and was not asked for by somebody who is busy.
-            self.is_busy = bool(due)
-        if due:
-            try:
+        now = clock.now()
+        by = math.inf if self.renew_flag.is_new() else now
+        for watched in list(self.watched.values()):
+            if watched.early_at <= by and (lease := watched.lease()) is not None:
+                if lease.reason is None:
+                    watched.asks(lease, now)
+                    due.append((watched, lease))
+                else:
+                    watched.early_at = watched.due_at = math.inf
+        # Only now: the watchdog gives up what is overdue, and was not asked for by somebody who is busy.
+        self.is_busy = bool(due)
+        try:
+            if due:
                 self._renew(due)
-            finally:
-                self.is_busy = False
+        finally:
+            self.is_busy = False
+        all_due = [watched.due_at for watched in list(self.watched.values())]
+        return _soon(min(all_due)) - clock.now() if all_due else None
 
     def _renew(self, due: Sequence[tuple[_Watched, Lease]]) -> None:
         leases = [lease for _, lease in due]
@@ -344,7 +255,7 @@ class Heartbeat(_Role):
         except Exception as error:
             failed = str(error)
             logger.exception("heartbeat: %d leases not renewed, trying again: unexpected error", len(leases))
-        now, after, tells = clock.now(), _next_share(), False
+        now, after = clock.now(), _next_share()
         for (watched, lease), renewals, ours in zip(due, before, answers, strict=True):
             if failed is not None and lease.renewals == renewals:
                 watched.try_again_or_give_up(lease, failed, now)
@@ -352,25 +263,19 @@ class Heartbeat(_Role):
                 watched.schedule(lease, after, now)
             else:
                 lease.lose(GONE)
-            if lease.reason is not None or lease.superseded_by is not None:
-                watched.look_at, tells = 0.0, True
-        with watchdog.mutex:
-            self._due_at = min([self._due_at, *(watched.due_at for watched, _ in due)])
-            if tells:
-                watchdog.wake(0.0)
+        if any(lease.reason is not None or lease.superseded_by is not None for lease in leases):
+            self._watchdog.schedule(now)
 
     def _look_at(self, lease: Lease, *, asks: bool) -> None:
         """Have both threads look at a lease whose ttl changes."""
-        with watchdog.mutex:
-            watched = self.watched.get(lease.owner)
-            if watched is None or watched.lease() is not lease:
-                return
-            if asks:
-                watched.asks(lease, clock.now())
-            watched.schedule(lease, _next_share(), clock.now())
-            watched.look_at = 0.0
-            watchdog.wake(0.0)
-            self.wake(watched.due_at)
+        watched, now = self.watched.get(lease.owner), clock.now()
+        if watched is None or watched.lease() is not lease:
+            return
+        if asks:
+            watched.asks(lease, now)
+        watched.schedule(lease, _next_share(), now)
+        self._watchdog.schedule(now)
+        self._renewer.schedule(_soon(watched.due_at))
 
     def _ask(self, lease: Lease) -> None:
         """Ask for an overdue lease, in the thread that runs under it: it goes on only if the lock is still held."""
@@ -382,78 +287,48 @@ class Heartbeat(_Role):
             if not ours:
                 lease.lose(GONE)
 
-
-class Watchdog(_Role):
-    """Gives up leases in time, and tells holders that they must stop.
-
-    Attributes:
-        heartbeats: those that have leases.
-        mutex: of all that this module does. Always entered itself: a Condition's `with` is Python code, which could be
-            interrupted with the lock taken. Reentrant: a finalizer or a signal handler may run at any line and release
-            another lock. So every loop here goes over a copy.
-        changed: notified when a thread must look sooner than it would.
-    """
-
-    name = "singleton-lock-watchdog"
-    mutex: threading.RLock
-    changed: threading.Condition
-
-    def __init__(self) -> None:
-        self.start_anew()
-        forks.start_anew_in_child(self)
-
-    def prepare(self) -> None:
-        """Make what threads wait for when that is first needed: they may be patched (by gevent's `patch_all`) after the
-        import. A signal's handler, or a thread, may do so meanwhile, and use it: what is there, stays.
+    def _look(self) -> float | None:
+        """Give up the leases that cannot wait any longer, and tell the holders of those that are lost, or must end for
+        a newer task; the seconds until the next call, None if there are no leases.
         """
-        made = vars(self)
-        mutex = made.setdefault("mutex", threading.RLock())
-        made.setdefault("changed", threading.Condition(mutex))
-
-    def start_anew(self) -> None:
-        super().start_anew()
-        self.heartbeats: set[Heartbeat] = set()
-        if "mutex" in vars(self):
-            self.mutex = threading.RLock()
-            self.changed = threading.Condition(self.mutex)
-
-    @property
-    def has_leases(self) -> bool:
-        return bool(self.heartbeats)
-
-    def work(self) -> None:
-        if self.is_late and any(heartbeat.is_busy for heartbeat in list(self.heartbeats)):
+        if self._watchdog.is_late and self.is_busy:
             # The process was stopped. The answer may be there, and whoever is to read it goes on only now, too.
             clock.sleep(MOMENT)
-        with self.mutex:
-            stopped = [(it, watched) for it in list(self.heartbeats) for watched in self._look(it, clock.now())]
-        for heartbeat, watched in stopped:
-            try:
-                if heartbeat.watched.get(watched.owner) is watched:
-                    watched.on_lost()
-            except Exception:
-                logger.exception("heartbeat: could not ask a task to stop")
+        now = clock.now()
+        look_at = _soon(math.inf)
+        for watched in list(self.watched.values()):
+            if (lease := watched.lease()) is None:
+                continue
+            if lease.reason is None:
+                lost_at = watched.lost_at(lease)
+                if now < lost_at:
+                    look_at = min(look_at, lost_at)
+                elif not self.is_busy and watched.asks(lease, now):
+                    # Nobody has asked yet: the process was stopped meanwhile, and asks now.
+                    watched.early_at = watched.due_at = now
+                    look_at = min(look_at, watched.lost_at(lease))
+                    self._renewer.schedule(now)
+                else:
+                    lease.lose("it could not be renewed in time: the store has not answered")
+            if lease.reason is not None or lease.superseded_by is not None:
+                if now >= watched.tell_at and self.watched.get(watched.owner) is watched:
+                    watched.tell_at = now + min(trust.MAX_STRIKE_INTERVAL, lease.ttl * trust.STRIKE_SHARE)
+                    self._tell(watched)
+                look_at = min(look_at, watched.tell_at)
+        return look_at - clock.now() if self.watched else None
 
-    def _look(self, heartbeat: Heartbeat, now: float) -> list[_Watched]:
-        """Give up the leases of a heartbeat that cannot wait any longer; those whose holders are to be told to stop."""
-        stopped: list[_Watched] = []
-        each = list(heartbeat.watched.values())
-        for watched in each:
-            # Those that are due soon, too: most were renewed meanwhile.
-            if watched.look_at <= now + MAX_SLEEP and (lease := watched.lease()) is not None:
-                if lease.reason is None and now >= watched.lost_at(lease):
-                    # If nobody has asked yet, the process was stopped meanwhile, and asks now.
-                    if not heartbeat.is_busy and watched.asks(lease, now):
-                        watched.early_at = 0.0
-                        heartbeat.wake(0.0)
-                    else:
-                        lease.lose("it could not be renewed in time: the store has not answered")
-                if watched.is_to_stop(lease, now):
-                    stopped.append(watched)
-        self._due_at = min([self._due_at, *(watched.look_at for watched in each)])
-        if not heartbeat.watched:
-            self.heartbeats.discard(heartbeat)
-        return stopped
+    def _tell(self, watched: _Watched) -> None:
+        try:
+            watched.on_lost()
+        except Exception:
+            logger.exception("heartbeat: could not ask a task to stop")
+
+
+def _soon(at: float) -> float:
+    """This time, or the latest at which a thread works again: a process of its pool may have set the flag, and a thread
+    that finds no lease can end.
+    """
+    return min(at, clock.now() + MAX_SLEEP)
 
 
 def weakly(call: Callable[[], T]) -> Callable[[], T | None]:
@@ -464,7 +339,3 @@ def weakly(call: Callable[[], T]) -> Callable[[], T | None]:
 
 def _call(subject: weakref.ref[Any], method: Callable[[Any], T]) -> T | None:
     return None if (alive := subject()) is None else method(alive)
-
-
-#: The watchdog of this process.
-watchdog = Watchdog()

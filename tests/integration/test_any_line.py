@@ -23,7 +23,7 @@ from redis import Redis
 
 import celery_singleton_lock
 from celery_singleton_lock import DuplicateTask, Lock, SingletonTask, clock
-from celery_singleton_lock.heartbeat import Heartbeat, Watchdog
+from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.runtime import write_all
@@ -194,12 +194,8 @@ def test_message_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
         forked(number, partial(bench.deliver, bench.send(task)), deliver)
 
 
-def test_first_lease_of_a_process(at_each_line: Interrupt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_lease_of_a_process(at_each_line: Interrupt) -> None:
     store = MemoryStore()
-
-    def of(number: int) -> Body:
-        monkeypatch.setattr("celery_singleton_lock.heartbeat.watchdog", Watchdog())
-        return hold
 
     def hold() -> None:
         heartbeat = Heartbeat(store)
@@ -207,4 +203,4 @@ def test_first_lease_of_a_process(at_each_line: Interrupt, monkeypatch: pytest.M
         heartbeat.start(lease, lambda: None)
         heartbeat.stop(lease)
 
-    at_each_line(of, hold)
+    at_each_line(lambda number: hold, hold)

@@ -438,7 +438,6 @@ def begin_anew(package: Any) -> None:
     """Reset what is neither a container of a module nor starts anew in the child of a fork."""
     abort, runtime = module(package, "task.interrupt"), module(package, "runtime")
     assign(abort, "_by_signal", attribute(abort, "_BySignal")())
-    vars(attribute(module(package, "heartbeat"), "watchdog")).clear()
     attribute(runtime, "_all_opened")[:] = [attribute(runtime, "_Opened")()]
 
 

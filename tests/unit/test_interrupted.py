@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.heartbeat import Heartbeat, watchdog
+from celery_singleton_lock.heartbeat import Heartbeat
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.in_bulk import Records
 from celery_singleton_lock.journal.writer import JournalWriter
@@ -76,8 +76,9 @@ def test_heartbeat_is_never_left_locked(interrupt: Callable[[Callable[[], object
     for _ in range(TIMES):
         interrupt(lambda: beating.stop(other))
     with ThreadPoolExecutor(1) as another:  # This thread could acquire the mutex again even if it held it.
-        assert another.submit(watchdog.mutex.acquire, timeout=10).result()
-        another.submit(watchdog.mutex.release).result()
+        for job in (beating._renewer, beating._watchdog):
+            assert another.submit(job._mutex.acquire, timeout=10).result()
+            another.submit(job._mutex.release).result()
     beating.stop(kept)
 
 

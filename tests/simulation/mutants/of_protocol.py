@@ -74,8 +74,8 @@ MUTANTS = (
     ),
     _heartbeat(
         "a holder is told that its lease is lost",
-        old="                    watched.on_lost()\n",
-        new="                    pass\n",
+        old="            watched.on_lost()\n",
+        new="            pass\n",
     ),
     Mutant(
         "a new ttl without an answer leaves the shorter one",
