@@ -173,7 +173,7 @@ class MemoryStore:
     def leave(self, key: str, name: str) -> None:
         with self._mutex.lock:
             place = self._places.get(key, {}).pop(name, None)
-            if place is not None and place.until <= clock.now() + COMES_WITHIN:  # It was woken.
+            if place is not None and place.was_woken:
                 self._wake(key)
 
     def place_of(self, key: str) -> None:
@@ -280,11 +280,14 @@ class MemoryStore:
         return sum(it.since < request.since for name, it in self._there(request.key).items() if name != request.member)
 
     def _wake(self, key: str) -> bool:
-        """Wake the first waiter; if it does not come, it is not there."""
+        """Wake the first waiter that was not woken since it asked; if all were, the first one again. If it does not
+        come, it is not there.
+        """
         if not (there := self._there(key)):
             return False
-        name = min(there, key=lambda name: there[name].since)
+        name = min(there, key=lambda name: (there[name].was_woken, there[name].since))
         there[name].until = min(there[name].until, clock.now() + COMES_WITHIN)
+        there[name].was_woken = True
         self.mailbox.deliver(name)
         return True
 
@@ -296,10 +299,12 @@ class _Place:
     Attributes:
         since: since when its waiter waits.
         until: until when it counts, unless it asks again.
+        was_woken: since it asked.
     """
 
     since: float
     until: float
+    was_woken: bool = False
 
 
 @dataclass(slots=True)

@@ -146,6 +146,14 @@ class TestWoken:
         until(lambda: first.heard)
         assert second.heard == 0
 
+    def test_process_is_woken_for_each_of_its_copies_before_the_next_one(self, one: Store) -> None:
+        leases = [taken(one, limit=4) for _ in range(4)]
+        first, second = Process(one, FIRST, copies=2, limit=4), Process(one, SECOND, limit=4)
+        assert first.look() == second.look() == 0
+        for lease, heard in zip(leases, [(1, 0), (2, 0), (2, 1), (3, 1)], strict=True):
+            assert one.free(lease)
+            until(lambda heard=heard: (first.heard, second.heard) == heard)  # type: ignore[misc]
+
     def test_place_is_kept_after_a_lost_race(self, store: Store) -> None:
         """A newcomer was faster."""
         lease, first, second = taken(store), Process(store, FIRST), Process(store, SECOND)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -213,6 +214,18 @@ class LimitContract:
             found = waited_for(waiter)
         assert isinstance(found, Lease)
         assert store.renew([pair[0], found], timeout=1) == [True, True]
+
+    def test_places_that_are_freed_at_once_wake_a_waiter_each(self, store: Store) -> None:
+        leases = [taken(store, holder=Holder(name), limit=2) for name in "ab"]
+        waiters, heard = [request(holder=Holder(name), waiting=True, limit=2) for name in "cd"], set[str]()
+        for waiter in waiters:
+            assert isinstance(store.acquire(waiter), Held)
+            store.mailbox.expect(waiter.key, waiter.name, partial(heard.add, waiter.name))
+        for lease in leases:
+            assert store.free(lease)
+        until(lambda: len(heard) == 2)
+        for waiter in waiters:
+            store.mailbox.forget(waiter.name)
 
     def test_each_waiter_gets_a_place_that_was_freed_before_it_waited(self, store: Store) -> None:
         """Between being refused and waiting."""

@@ -49,17 +49,23 @@ local function count_before(waiting, asked, member, since)
   return count
 end
 
--- The waiter to wake: the first one that is there. If it does not ask in time, it is not there.
+-- The waiter to wake: the first one that is there, and was not woken for each of its copies since it asked; if all were, the first one again. If it
+-- does not ask in time, it is not there.
 -- -> its name; nil if nobody waits
 local function next_waiter(waiting, asked)
-  local time, gone = math.floor(now() / 1000), {}
+  local time, gone, again = math.floor(now() / 1000), {}
   for _, member in ipairs(redis.pcall('ZRANGE', waiting, 0, MANY)) do
     local is_here, at, said = is_there(asked, member, time, gone)
-    if is_here then
-      at = string.format('%.0f', math.min(at, time - LIVE_MS + COMES_MS))
-      redis.call('HSET', asked, member, (string.gsub(said, '^%d+', at)))
+    local copies = is_here and tonumber(string.match(said, ' (%d+)$')) or 0
+    if copies > 0 then
+      at = math.min(at, time - LIVE_MS + COMES_MS)
+      redis.call('HSET', asked, member, string.format('%.0f %.0f', at, copies - 1))
       return member
+    elseif is_here then
+      again = again or member
+    else
+      leave(waiting, asked, member)
     end
-    leave(waiting, asked, member)
   end
+  return again
 end
