@@ -27,11 +27,12 @@ SOME = 20
 #: Most seconds for which a copy waits, whatever happens; and the difference of the clocks.
 HELD, DIFFER = 60.0, 5.0
 
-#: Faults that delay no message in line.
-HARMLESS = (
-    *(*trouble.HARMLESS, "worker ended", "woken in vain"),
+#: Faults that neither delay a message in line nor change its place; and those that delay none: in vain, all are woken.
+IN_ORDER = (
+    *(*trouble.HARMLESS, "worker ended"),
     *("child killed", "child killed at an end", "child killed by SIGTERM"),
 )
+HARMLESS = (*IN_ORDER, "woken in vain")
 
 
 #: Faults that cause several copies of one message.
@@ -368,7 +369,7 @@ class Parked:
 
     def _is_first(self, copy: Copy, woken_at: float) -> None:
         """Check that no other process that is well has an older copy."""
-        if trouble.was_there(self.world, woken_at - AFTERMATH, but=HARMLESS) or len(self.world.servers) > 1:
+        if trouble.was_there(self.world, woken_at - AFTERMATH, but=IN_ORDER) or len(self.world.servers) > 1:
             return
         (server,) = self.world.servers
         waiting = inside.line_key(copy.key)
