@@ -252,18 +252,6 @@ class TestWoken:
                 client.hset(inside.asked_hash(KEY), dead, f"{round((clock.wall() + TTL) * 1000)} 1")
         assert Process(one, SECOND).look() == 1
 
-    def test_waiter_whose_clock_is_ahead_waits_since_it_first_asked(self, store: Store) -> None:
-        lease, request = taken(store), asked(waiting=True, since=clock.wall() + TTL)
-        assert isinstance(store.acquire(request), Held)
-        other = Process(store, clock.wall() + 1.0)
-        assert other.look() == 0
-        with store.waiter(request) as waiter:
-            assert isinstance(waiter.ask(), Held)
-            store.free(lease)
-            while not isinstance(waiter.wait(TTL), Lease):
-                pass
-        assert other.heard == 0
-
     def test_one_connection_blocks_whatever_the_number_of_locks(self, one: Store, server: RedisServer) -> None:
         leases = [taken(one), taken(one, OTHER)]
         processes = [Process(one, FIRST), Process(one, FIRST, OTHER)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +115,8 @@ class Parked:
         world.bodies.watched.append((lambda body, request: self._leaves(body.process, request.id), lambda *_: None))
         world.at_received.append(self._received)
         self._free_since: dict[Any, float] = {}
+        #: By process and key: the copies that have left its line, and when.
+        self._gone: defaultdict[tuple[Process, str], list[tuple[float, Copy]]] = defaultdict(list)
 
     def watch(self, worker: Any) -> None:
         """Watch a worker's main process that has just started."""
@@ -229,6 +231,7 @@ class Parked:
             on_begin(request)
         if not copy.key:
             return
+        self._gone[copy.process, copy.key].append((self.run.now, copy))
         self._begun[copy.key] += 1
         if (_number_of(request), request.context.retries or 0) in self.world.bodies.ended:
             self._in_vain_at[copy.key] = self.run.now
@@ -374,6 +377,8 @@ class Parked:
         for other in self._of_line(copy.key):
             if other.process is copy.process or not other.process.runs or other.at > woken_at - says_so:
                 continue
+            if self._had_place_before(copy, other, woken_at - REFRESH - says_so):
+                continue
             score = places.get(inside.name_of(self._lines[other.process], copy.key), 0.0)
             is_known = 0 < score < int(inside.ms(copy.least))
             self.run.must(
@@ -381,6 +386,13 @@ class Parked:
                 "{}: message {} is begun by {} before {}, which has waited for longer in {}",
                 *(copy.key, copy.request.id, copy.process.name, other.request.id, other.process.name),
             )
+
+    def _had_place_before(self, copy: Copy, other: Copy, since: float) -> bool:
+        """Whether another copy gave the process of `copy` a place no later than that of `other`, and has left after
+        `since`: a process tells its place at each look.
+        """
+        left = self._gone[copy.process, copy.key]
+        return any(at >= since and gone is not copy and not other.is_before(gone) for at, gone in left)
 
     def _is_of_use(self, copy: Copy) -> None:
         """Check that a lock was freed, or may have been."""

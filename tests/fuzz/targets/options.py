@@ -194,5 +194,5 @@ def cases() -> Iterator[Case]:
         else:
             _call(choices, settings)
 
-    warnings_at_start(app, settings, pool="prefork")
+    warnings_at_start(app, settings)
     yield case

@@ -77,11 +77,6 @@ for i, value in ipairs(values) do
   end
 end
 
-if member ~= '' and tonumber(since) > now() / 1000 then
-  -- By a clock that is ahead: it waits since it first asked.
-  since = redis.call('ZSCORE', waiting, member) or string.format('%.0f', math.floor(now() / 1000))
-end
-
 -- Never two copies of one message at once, nor one owner twice, even if there is room. Every hold counts, whatever limit it was taken under.
 if kept and newer and stops ~= '' then
   put(lock, kept, nil, 0, is_set) -- Nor is what was kept for it to keep the newest waiting.
