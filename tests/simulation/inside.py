@@ -481,8 +481,10 @@ def has_free_slot(package: Any, pool: Any) -> bool:
     return bool(attribute(module(package, "worker.bootstep"), "has_free_slot")(pool))
 
 
-def watch_line(line: Any, comes: Callable[[str], None], is_passed_on: Callable[[str], None]) -> None:
-    """Be called with the lock of each wake-up that comes to a line, and of each that it passes on."""
+def watch_line(line: Any, comes: Callable[[str], None], leaves_place: Callable[[str, bool], None]) -> None:
+    """Be called with the lock of each wake-up that comes to a line, and of each place that it leaves for lack of a slot,
+    with whether somebody else is woken.
+    """
     store = attribute(line, "_store")
     hear, wake = attribute(line, "_hear"), attribute(store, "wake")
 
@@ -491,8 +493,9 @@ def watch_line(line: Any, comes: Callable[[str], None], is_passed_on: Callable[[
         hear(key)
 
     def wakes(key: str, leaves: str = "") -> Any:
-        if (did := wake(key, leaves)) and leaves:
-            is_passed_on(key)
+        did = wake(key, leaves)
+        if leaves:
+            leaves_place(key, did)
         return did
 
     assign(line, "_hear", hears)
