@@ -482,7 +482,7 @@ def has_free_slot(package: Any, pool: Any) -> bool:
 
 
 def watch_line(line: Any, comes: Callable[[str], None], leaves_place: Callable[[str, bool], None]) -> None:
-    """Be called with the lock of each wake-up that comes to a line, and of each place that it leaves for lack of a slot,
+    """Be called with the lock of each wake-up that comes to a line, and of each place that it leaves as it has no slot,
     with whether somebody else is woken.
     """
     store = attribute(line, "_store")

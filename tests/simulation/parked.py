@@ -343,7 +343,7 @@ class Parked:
         # A copy that has joined looks before it asks. If its child dies meanwhile, nobody is notified.
         if "shop.joins" in key and any("child killed" in fault.kind for fault in self.world.plan.faults):
             return FOUND + latency
-        # It goes round, for an older place whose process has left; one without room leaves its place until it looks again.
+        # It goes round, for an older place whose process has left; one without room has no place until its next look.
         if now - self.detour_at.get(key, -HELD) < FOUND + latency:
             return FOUND + latency
         return AT_ONCE + latency
