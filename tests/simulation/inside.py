@@ -403,6 +403,14 @@ def repeated_by(process: Any) -> list[tuple[str, str, str]]:
     return [call_id for outbox in outboxes for call_id in attribute(outbox, "_waiting")]
 
 
+def has_left(process: Any, member: bytes) -> bool:
+    """Whether a waiter of this process has left, as its process knows."""
+    opened = attribute(process.package("runtime"), "_all_opened")[-1:]
+    mailboxes = [attribute(runtime.store, "mailbox") for one in opened for runtime in one.runtimes.values()]
+    ours = [it for it in mailboxes if str(attribute(it, "_key")).encode() == mailbox_in(member)]
+    return any(name_of_waiter(member).decode() not in attribute(it, "_waiters") for it in ours)
+
+
 # Processes
 
 
