@@ -51,6 +51,7 @@ class Body:
     which of them comes first: nothing is raised in a thread whose body has ended.
 
     Attributes:
+        runs: whether it has begun, and not ended.
         interrupted: whether it was asked to end.
         is_spared: whether nothing is raised in it now (see `sending`).
         sent: the exception that ends it, even if `Aborted` has overtaken it: the next attempt, or a replacement, was
@@ -65,12 +66,12 @@ class Body:
         self._interrupted_at = 0.0
         self._strike_again_at = 0.0
         self._outlived_grace = False
-        self._running = False
-        self._mutex = Mutex()
+        self.runs = False
         self._way = _way_of_this_thread()
+        self._mutex = self._way.mutex
 
     def __enter__(self) -> Body:
-        self._running = True
+        self.runs = True
         self._way.enter(self)
         return self
 
@@ -85,8 +86,8 @@ class Body:
         while True:
             try:
                 with self._mutex.lock:
-                    self._running = False
                     self._way.leave(self)
+                    self.runs = False
                 return
             except Aborted:
                 # It was on its way when the body ended. Now that it has arrived, no other can follow.
@@ -94,7 +95,7 @@ class Body:
 
     @property
     def wants_abort(self) -> bool:
-        return self.interrupted and self._running and not self.is_spared
+        return self.interrupted and self.runs and not self.is_spared
 
     @contextmanager
     def sending(self) -> Iterator[None]:
@@ -114,7 +115,7 @@ class Body:
     def interrupt(self) -> None:
         """Make the body end: raise `Aborted` in it, and kill its process if that does not help in time."""
         with self._mutex.lock:
-            if not self._running:
+            if not self.runs:
                 return
             now, grace = clock.now(), self._lease.ttl * trust.GRACE_SHARE
             if not self.interrupted or self.is_spared:
@@ -128,6 +129,15 @@ class Body:
 
 
 class _Way(ABC):
+    """How bodies of a thread, or of a greenlet, are interrupted.
+
+    Attributes:
+        mutex: of these bodies. Reentrant: a signal's handler may interrupt who has it, and run a task itself.
+    """
+
+    def __init__(self) -> None:
+        self.mutex = Mutex(threading.RLock)
+
     def enter(self, body: Body) -> None:  # noqa: B027 - most ways need nothing here
         """The body begins."""
 
@@ -143,6 +153,7 @@ class _BySignal(_Way):
     """In the main thread. The handler runs in the same thread, so it sees at once whether the body has ended."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._bodies: list[Body] = []
         self._previous: Any = None
 
@@ -178,6 +189,7 @@ class _ByAsyncException(_Way):
     """In any other thread."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._thread = ctypes.c_ulong(threading.get_ident())
 
     def leave(self, body: Body) -> None:
@@ -208,6 +220,7 @@ class _ByThrow(_Way):
     """
 
     def __init__(self, greenlet: Any, schedule: Callable[..., Any]) -> None:
+        super().__init__()
         self._greenlet = greenlet
         self._schedule = schedule
 
