@@ -159,9 +159,9 @@ def calls_through(patch: pytest.MonkeyPatch, store: Store, through: Callable[[Ca
 
 def has_connections(store: Store, number: int) -> None:
     """Open so many connections, and leave them unused."""
-    with ExitStack() as threads:
-        for _ in range(number):
-            threads.enter_context(store._servers.connection())  # type: ignore[attr-defined]
+    server: Any = store._servers  # type: ignore[attr-defined]
+    for connection in [server.take(server.step) for _ in range(number)]:
+        server.give_back(connection, None)
 
 
 def is_settled(store: Store) -> bool:

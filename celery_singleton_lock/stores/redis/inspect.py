@@ -31,7 +31,7 @@ FRESH = 6.0
 
 def asking(key: str) -> Sequence[Command]:
     """Asks how many wait for a lock; see `counted`."""
-    return ("HVALS", keyspace.asked_key(key)), ("TIME",)
+    return ("HVALS", key + keyspace.ASKED), ("TIME",)
 
 
 def counted(asked: object, time: object) -> int:
@@ -66,7 +66,7 @@ def all_held(server: Server, prefix: str) -> Iterator[tuple[str, Held]]:
 
 def inspect(server: Server, everywhere: Sequence[Server], key: str) -> KeyState:
     """All that there is of one key; `everywhere` is searched for its records."""
-    done = keyspace.done_key(key, "")
+    done = key + keyspace.DONE
     remaining: dict[str, int] = {}
     for messages in chain.from_iterable(_named(each, f"{_literally(done)}*") for each in everywhere):
         remaining.update(
@@ -74,7 +74,7 @@ def inspect(server: Server, everywhere: Sequence[Server], key: str) -> KeyState:
         )
     latest = sorted(remaining, key=lambda name: remaining[name], reverse=True)[:MOST_RECORDS]
     shown = held(server, key)
-    about: list[Command] = [("GET", keyspace.fence_key(key)), *asking(key)]
+    about: list[Command] = [("GET", key + keyspace.FENCE), *asking(key)]
     # A record may hold a return value of some KiB.
     fence, asked, time, *records = server.command_each([*about, *(("GETRANGE", name, 0, 127) for name in latest)])
     return KeyState(
@@ -117,7 +117,7 @@ def merged(states: Sequence[KeyState], quorum: int) -> KeyState:
 
 def entries(server: Server, key: str) -> Iterator[tuple[bytes, int]]:
     """The entries that a ledger knows, and their last runs (0 if that is not a number); some perhaps twice."""
-    for pairs in scanned(server, "HSCAN", keyspace.ledger_key(key)):
+    for pairs in scanned(server, "HSCAN", key + keyspace.LEDGER):
         for entry, last in zip(pairs[::2], pairs[1::2], strict=True):
             yield entry, cleaned.whole(last) or 0
 

@@ -259,7 +259,7 @@ class RedisStore:
             return [self._patiently(lambda: self._servers.run(call))]
 
         def known() -> list[tuple[bytes, int]]:
-            return self._patiently(lambda: [*inspect.entries(self._servers.server_of(keyspace.ledger_key(key)), key)])
+            return self._patiently(lambda: [*inspect.entries(self._servers.server_of(key + keyspace.LEDGER), key)])
 
         return RedisLedger(key, ask, known)
 
@@ -276,8 +276,10 @@ class RedisStore:
 
     def _try(self, request: LockRequest) -> Lease | Held | Record:
         """Ask once; may be repeated after any error."""
-        self._send_those_of(request.key)
-        self.mailbox.enrol(request)
+        if self._outbox:
+            self._outbox.send_those_of(request.key)
+        if request.waiting:
+            self.mailbox.enrol(request)
         sent_at, was_late = clock.now(), request.late
         call = lock_commands.acquire(request)
         # Noted before it is sent: an interruption may come between any two lines.
@@ -305,7 +307,8 @@ class RedisStore:
     def _released(self, call: Call) -> bool:
         """Send the end of a hold, and wake the next waiter; whether it was held."""
         answer = self._servers.run(call)
-        self._push(answer)
+        if isinstance(answer, bytes):
+            self._push(answer)
         return bool(answer)
 
     def _push(self, answer: Any) -> bool:
