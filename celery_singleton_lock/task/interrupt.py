@@ -40,6 +40,9 @@ logger = get_logger(__name__)
 #: Interrupts the main thread. Celery's own soft time limit uses it in the same way, and still works. None on Windows.
 _SIGNAL: Any = getattr(signal, "SIGUSR1", None)
 
+#: Of all bodies, each of which has it for moments. A signal's handler may interrupt who has it, and run a task itself.
+_mutex = Mutex(threading.RLock)
+
 #: Seconds for which a process that is to be killed may try to log that.
 LAST_WORDS = 0.05
 
@@ -68,7 +71,6 @@ class Body:
         self._outlived_grace = False
         self.runs = False
         self._way = _way_of_this_thread()
-        self._mutex = self._way.mutex
 
     def __enter__(self) -> Body:
         self.runs = True
@@ -85,7 +87,7 @@ class Body:
         """The body has ended: raise nothing more in it. May be called again, if it was interrupted as it began."""
         while True:
             try:
-                with self._mutex.lock:
+                with _mutex.lock:
                     self._way.leave(self)
                     self.runs = False
                 return
@@ -102,7 +104,7 @@ class Body:
         """Neither raise anything nor kill while the next attempt, or a replacement, is sent: nobody could tell whether
         it was sent.
         """
-        with self._mutex.lock:
+        with _mutex.lock:
             self.is_spared = True
         try:
             yield
@@ -114,7 +116,7 @@ class Body:
 
     def interrupt(self) -> None:
         """Make the body end: raise `Aborted` in it, and kill its process if that does not help in time."""
-        with self._mutex.lock:
+        with _mutex.lock:
             if not self.runs:
                 return
             now, grace = clock.now(), self._lease.ttl * trust.GRACE_SHARE
@@ -129,15 +131,6 @@ class Body:
 
 
 class _Way(ABC):
-    """How bodies of a thread, or of a greenlet, are interrupted.
-
-    Attributes:
-        mutex: of these bodies. Reentrant: a signal's handler may interrupt who has it, and run a task itself.
-    """
-
-    def __init__(self) -> None:
-        self.mutex = Mutex(threading.RLock)
-
     def enter(self, body: Body) -> None:  # noqa: B027 - most ways need nothing here
         """The body begins."""
 
@@ -153,7 +146,6 @@ class _BySignal(_Way):
     """In the main thread. The handler runs in the same thread, so it sees at once whether the body has ended."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._bodies: list[Body] = []
         self._previous: Any = None
 
@@ -189,7 +181,6 @@ class _ByAsyncException(_Way):
     """In any other thread."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._thread = ctypes.c_ulong(threading.get_ident())
 
     def leave(self, body: Body) -> None:
@@ -220,7 +211,6 @@ class _ByThrow(_Way):
     """
 
     def __init__(self, greenlet: Any, schedule: Callable[..., Any]) -> None:
-        super().__init__()
         self._greenlet = greenlet
         self._schedule = schedule
 

@@ -126,5 +126,5 @@ def test_plain_message_goes_the_short_way(app: Celery) -> None:
     with passed() as those:
         trace(task.name, (), {}, request_of(task, carries={"sent": "a" * 32}))
     assert not {module for module, _ in those} & SPECIAL
-    assert len({module for module, _ in those}) <= 11
-    assert len(those) <= 60
+    assert len({module for module, _ in those}) <= 8
+    assert len(those) <= 53
