@@ -63,7 +63,7 @@ class Acquisition:
         )
         #: When it began to wait for the lock; an item of a map, which stays here, does not count the server's silence.
         self._asks_since = execution.began
-        if self._delivered_as is not None and not self._report():
+        if not self._report():
             raise InvalidOption(
                 f"{execution} got into process {os.getpid()} in a way that this package does not know: the worker's "
                 "main process, which renews and frees the locks of its pool, cannot be reached; allowed pools: "
