@@ -299,7 +299,7 @@ def _holder(task: TaskLike, request: RequestLike, message: Message, label: str =
     return Holder(
         cleaned.text_or_none(request.id),
         message.retries,
-        cleaned.text_or_none(request.hostname),
+        request.hostname,
         os.getpid(),
         clock.wall(),
         message.replaced,
