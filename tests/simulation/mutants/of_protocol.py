@@ -119,6 +119,12 @@ MUTANTS = (
         new="return Reservation(following, 0.05)",
     ),
     _run(
+        "a node of a Redlock that keeps the lock for a retry which has run is told so",
+        old="            it.runtime.store.abandon(Hold(lease.key, it.holder.reserved_as, ttl=lease.ttl, limit=lease.limit))\n",
+        new="            pass\n",
+        nodes=3,
+    ),
+    _run(
         "a message counts as reported when all that follows on it was sent",
         old="                settle_after(it, ended)\n",
         new="                it.runtime.records.replace(\n"
