@@ -12,16 +12,16 @@ from typing import Any
 from celery import Celery
 
 from celery_singleton_lock.in_bulk import Confirmations
-from celery_singleton_lock.task import sending
+from celery_singleton_lock.task.queue_lock import QueueLock
 from tests.integration.queued_tasks import define
 
 #: Before which call it kills itself, by step.
 STEPS: dict[str, Callable[[Any], tuple[Any, str]]] = {
     "lock is asked for": lambda app: (app.amqp, "create_task_message"),
     "lock is had": lambda app: (app.backend, "on_task_call"),
-    # Our code, not Celery, makes this call, once the lock is held.
-    "lock is taken over": lambda app: (app, "send_task"),
-    "message is sent": lambda app: (sending, "supersede"),
+    # Our code, not Celery, makes this call, once it is known which message has the lock.
+    "other is found": lambda app: (app, "send_task"),
+    "message is sent": lambda app: (QueueLock, "request_in_order"),
     "old one is superseded": lambda app: (Confirmations, "add"),
 }
 

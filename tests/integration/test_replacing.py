@@ -114,7 +114,7 @@ def killed(shop: Shop, task: Any, step: str, countdown: float = 0.0) -> None:
     assert program.returncode == -signal.SIGKILL, program.stderr
 
 
-@pytest.mark.parametrize("step", quick_first("lock is taken over", "lock is asked for"))
+@pytest.mark.parametrize("step", quick_first("other is found", "lock is asked for"))
 def test_sender_is_killed_before_it_has_sent(shop: Shop, job: Any, step: str) -> None:
     start(shop)
     old = job.apply_async(("report",), countdown=2.0)
