@@ -168,6 +168,17 @@ def test_newest_counts_when_the_senders_clock_is_wrong(bench: Bench, monkeypatch
     assert bench.runs == [third.id]
 
 
+def test_newest_counts_when_the_servers_clock_was_set_back(bench: Bench) -> None:
+    task = replaced(bench)
+    bench.later(3600.0)
+    first = bench.send(task)
+    bench.later(-1800.0)
+    second = bench.send(task)
+    assert bench.deliver(second) == "ran"
+    assert bench.deliver(first) == "REVOKED"
+    assert bench.runs == [second.id]
+
+
 def test_message_whose_sender_died_replaces_the_older_one_as_it_starts(bench: Bench) -> None:
     task = replaced(bench)
     older = bench.send(task)
