@@ -46,7 +46,7 @@ class LockConflict(SingletonLockError):
     Attributes:
         key: the key of the lock.
         task_id: the id of the task that holds it, cut to 255 bytes and printable; None if this package did not write
-            the key's value.
+            the key's value; empty if nobody holds the lock, which is left to one that has waited for longer.
         remaining: seconds until the holder's lease ends unless it is renewed; infinite for a key that somebody else
             wrote without a time to live.
         label: a few words about what the digest in the key was made from; empty if unknown.
@@ -66,6 +66,8 @@ class LockConflict(SingletonLockError):
     def __str__(self) -> str:
         holder = f"task {cleaned.text(self.task_id)}" if self.task_id else self._nameless
         key = with_label(self.key, self.label)
+        if self.task_id == "":
+            return f"{key} is left to one that has waited for longer"
         if math.isinf(self.remaining):
             return f"{key} is held by {holder}, and never expires"
         return f"{key} is held by {holder}; its lease ends in {self.remaining:.1f} s unless renewed"

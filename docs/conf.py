@@ -11,15 +11,9 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
-import django.conf
-
 sys.path.insert(0, str(Path(__file__).parent))
 
 from generate import every_command
-
-# Fenced models are documented from the code, and a model needs settings.
-django.conf.settings.configure()
-django.setup()
 
 project = "celery-singleton-lock"
 copyright = "the celery-singleton-lock authors"

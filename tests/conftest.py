@@ -24,11 +24,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 #: Servers that take seconds to start, and the tests' group (see `xdist_group`) in which they are started once.
 LASTING = {
-    "database": "databases",
     "lasting_cluster": "cluster",
     "lasting_sentinels": "sentinels",
     "migrated": "django",
-    "postgres": "databases",
     "rabbitmq": "rabbitmq",
 }
 

@@ -1,4 +1,4 @@
-"""Why a call has its key, where its options come from, who holds the lock, and why two calls have different keys."""
+"""Why a call has its key, where its options come from, and who holds the lock."""
 
 from __future__ import annotations
 
@@ -23,52 +23,28 @@ from celery_singleton_lock.options.task import options_for
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task.singleton_task import SingletonTask
 
-#: The separator between two calls.
-_AND = "vs"
-
 #: Where the value of an option comes from that nobody has set.
 DEFAULT = "the default"
 
 
 @command.locks_command(short_help="Show a call's key, and who holds its lock.")
-@click.argument("call", nargs=-1, required=True, metavar=f"TASK [ARG]... [{_AND} TASK [ARG]...]")
+@click.argument("call", nargs=-1, required=True, metavar="TASK [ARG]...")
 @command.as_json
 def explain(ctx: click.Context, call: tuple[str, ...], as_json: bool, **_: Any) -> None:
     """Show who holds the lock of a call, its key, what that was made from, and which options were set, and where.
 
-    Each ARG is JSON, or else a text; name=value is a keyword argument. With two calls: why their keys differ, or what
-    differs and does not count. The second one may leave out the task, if it is the same.
+    Each ARG is JSON, or else a text; name=value is a keyword argument.
     """
     with command.runtime_of(ctx, memory=True) as runtime:
-        calls = [target.call_of(ctx.obj.app, words) for words in _of_one_task(ctx.obj.app, _calls(call))]
-        explanations = [explained(task, runtime.settings, args, kwargs) for task, args, kwargs in calls]
-    for index, explanation in enumerate(explanations):
-        locks, unknown = _held(runtime, explanation)
-        if as_json:
-            held_by = None if unknown else [_holder(lock) for lock in locks]
-            click.echo(json.dumps({**asdict(explanation), "held_by": held_by}, default=str))
-        else:
-            holders = "; ".join(f"{lock.holder_in_words()}, {lock.end_in_words()}" for lock in locks)
-            if index:
-                click.echo()
-            _show(explanation, unknown or holders or "nobody")
-    if len(explanations) == 2:
-        _compare(*explanations, as_json=as_json)
-
-
-def _calls(words: Sequence[str]) -> list[Sequence[str]]:
-    middle = words.index(_AND) if _AND in words else len(words)
-    calls = [words[:middle], *([words[middle + 1 :]] if _AND in words else ())]
-    if _AND in calls[-1] or not all(calls):
-        raise click.UsageError(f"give one call, or two with {_AND} between them")
-    return calls
-
-
-def _of_one_task(app: Any, calls: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
-    """The calls, with the task of the first one where the second begins with an argument."""
-    first, *others = calls
-    app.loader.import_default_modules()
-    return [first, *(call if target.is_like_a_task(app, call[0]) else [first[0], *call] for call in others)]
+        task, args, kwargs = target.call_of(ctx.obj.app, call)
+        explanation = explained(task, runtime.settings, args, kwargs)
+    locks, unknown = _held(runtime, explanation)
+    if as_json:
+        held_by = None if unknown else [_holder(lock) for lock in locks]
+        click.echo(json.dumps({**asdict(explanation), "held_by": held_by}, default=str))
+    else:
+        holders = "; ".join(f"{lock.holder_in_words()}, {lock.end_in_words()}" for lock in locks)
+        _show(explanation, unknown or holders or "nobody")
 
 
 def _held(runtime: Runtime, explanation: Explanation) -> tuple[list[HeldLock], str]:
@@ -107,17 +83,6 @@ def _show(explanation: Explanation, holders: str) -> None:
 
 def _argument(explanation: Explanation, name: str) -> str:
     return f"{name} = {explanation.arguments[name]}{'  by default' if name in explanation.defaults else ''}"
-
-
-def _compare(one: Explanation, other: Explanation, *, as_json: bool) -> None:
-    same, reasons = one.key == other.key, differences(one, other)
-    if as_json:
-        command.say_json({"same": same, "differences": reasons})
-        return
-    said = "the same key: they exclude each other" if same else "different keys: they do not exclude each other"
-    click.echo(f"\n{said}")
-    for reason in reasons:
-        command.say(f"  {reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,23 +137,6 @@ def explained(task: Any, settings: Settings, args: Sequence[Any], kwargs: Mappin
         counts=made.parts(),
         options=[*_options(task, settings)],
     )
-
-
-def differences(one: Explanation, other: Explanation) -> list[str]:
-    """Why the keys of two calls differ; if they do not, which arguments differ without counting."""
-    if one.key == other.key:
-        pairs = [(name, value, other.arguments.get(name, "nothing")) for name, value in one.arguments.items()]
-        return [f"{name} differs and does not count: {its}, {others}" for name, its, others in pairs if its != others]
-    found = []
-    if one.lock_name != other.lock_name:
-        found.append(f"lock_name: {one.lock_name}, {other.lock_name}")
-    for name in dict.fromkeys((*one.counts, *other.counts)):
-        first, second = one.counts.get(name), other.counts.get(name)
-        if first is None or second is None:
-            found.append(f"{name} counts in only one of them")
-        elif first.serialized != second.serialized:
-            found.append(f"{name}: {first.value} ({first.serialized}), {second.value} ({second.serialized})")
-    return found or [f"made in different ways: {one.lock_key}, {other.lock_key}"]
 
 
 def _left_out(run: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:

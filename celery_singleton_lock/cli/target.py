@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import re
@@ -74,11 +73,6 @@ def exclusive_task(app: Any, name: str) -> SingletonTask:
         raise click.UsageError(f"task {name} is not exclusive: its base is not SingletonTask")
     hint = did_you_mean(name, sorted(exclusive)) if exclusive else "; the app has no exclusive task"
     raise click.UsageError(f"{name!r} is neither a task of this app nor a key{hint}")
-
-
-def is_like_a_task(app: Any, word: str) -> bool:
-    """Whether the word is the name of a task, or one that is mistyped."""
-    return bool(difflib.get_close_matches(word, app.tasks, n=1, cutoff=0.8))
 
 
 def parsed(words: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:

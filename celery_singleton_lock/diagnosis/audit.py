@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from celery.beat import PersistentScheduler, Scheduler
 from celery.utils.imports import symbol_by_name
 
 from celery_singleton_lock import cleaned
@@ -52,23 +51,20 @@ class Audited:
 def audit_tasks(app: Any, settings: Settings) -> list[Audited]:
     """Each exclusive task of an app whose task modules have been imported, with the findings about it."""
     return [
-        Audited(task.name, _lock(task, options), worst_first(of_task(task, options, pool)))
-        for task, options, pool in _exclusive(app, settings, None)
+        Audited(task.name, _lock(task, options), worst_first(of_task(task, options)))
+        for task, options in _exclusive(app, settings)
     ]
 
 
-def task_warnings(app: Any, settings: Settings, *, pool: str | None = None) -> list[Finding]:
-    """The findings about the tasks; one that applies to several tasks comes once.
-
-    `pool` is the workers' pool, by its name for `celery worker -P`; None: the pool in the app's settings.
-    """
-    return merged(finding for each in _exclusive(app, settings, pool) for finding in of_task(*each))
+def task_warnings(app: Any, settings: Settings) -> list[Finding]:
+    """The findings about the tasks; one that applies to several tasks comes once."""
+    return merged(finding for each in _exclusive(app, settings) for finding in of_task(*each))
 
 
-def warnings_at_start(app: Any, settings: Settings, *, pool: str) -> list[Finding]:
+def warnings_at_start(app: Any, settings: Settings) -> list[Finding]:
     """The findings that a worker logs when it starts."""
     wide = (it for it in of_app(app, settings) if it.subject != IN_MEMORY)
-    return [*worst_first(wide), *task_warnings(app, settings, pool=pool)]
+    return [*worst_first(wide), *task_warnings(app, settings)]
 
 
 def pool_name(pool: Any) -> str:
@@ -78,10 +74,8 @@ def pool_name(pool: Any) -> str:
     return {"thread": "threads", "processes": "prefork"}.get(name, name)
 
 
-def _exclusive(app: Any, settings: Settings, pool: str | None) -> Iterator[tuple[Any, Options, str]]:
-    pool = pool or pool_name(app.conf.worker_pool)
-    for task in exclusive_tasks(app):
-        yield task, options_for(task, settings), pool
+def _exclusive(app: Any, settings: Settings) -> list[tuple[Any, Options]]:
+    return [(task, options_for(task, settings)) for task in exclusive_tasks(app)]
 
 
 def _lock(task: Any, options: Options) -> str:
@@ -97,23 +91,20 @@ def _lock(task: Any, options: Options) -> str:
     return ", ".join(filter(None, parts))
 
 
-def of_app(
-    app: Any, settings: Settings, *, beats: int | None = None, recorded: Collection[str] = ()
-) -> Iterator[Finding]:
+def of_app(app: Any, settings: Settings, *, beats: int | None = None) -> Iterator[Finding]:
     """Findings about an app whose task modules have been imported.
 
     Args:
         app: the app.
         settings: its settings.
         beats: how many send its schedule; None if no server was asked.
-        recorded: the entries of which the server records what beat has sent.
     """
     return chain(
         _of_settings(app, settings),
         _of_queues(app),
         _without_the_base(app),
         _of_shared_names(app, settings),
-        _of_beat(app, beats, recorded),
+        _of_beat(app, beats),
     )
 
 
@@ -251,14 +242,12 @@ def _form(task: Any) -> str | None:
     return f"({', '.join(sorted(names))})"
 
 
-def _of_beat(app: Any, beats: int | None, recorded: Collection[str]) -> Iterator[Finding]:
-    """A schedule that no beat sends, or a record of what was sent that another project writes, too."""
+def _of_beat(app: Any, beats: int | None) -> Iterator[Finding]:
+    """A schedule that no beat sends."""
     if beats == 0 and getattr(_class_of(app.conf.beat_scheduler), "is_exclusive", False):
         name = BeatSettings.from_app(app).name
         text = f"beat_scheduler is exclusive, but no beat runs for the schedule {name}: none of it is sent"
         yield from judged("beat", (True, "warning", text, "start one: celery beat -S exclusive"))
-    if recorded and (own := entries_in_settings(app)) is not None:
-        yield from of_others(BeatSettings.from_app(app).name, recorded, own)
 
 
 def of_others(name: str, recorded: Collection[str], own: Collection[str]) -> list[Finding]:
@@ -275,12 +264,6 @@ def of_others(name: str, recorded: Collection[str], own: Collection[str]) -> lis
             "give each project its own singleton_lock_prefix; if these entries were removed or renamed, all is well",
         ),
     )
-
-
-def entries_in_settings(app: Any) -> Collection[str] | None:
-    """The names of the schedule's entries, if it is that of the settings; None if a scheduler has it elsewhere."""
-    scheduler = _class_of(BeatSettings.from_app(app).scheduler)
-    return [*(app.conf.beat_schedule or ())] if scheduler in (Scheduler, PersistentScheduler) else None
 
 
 def _chosen(entries: Collection[str]) -> set[str]:

@@ -19,7 +19,7 @@ from celery_singleton_lock.diagnosis.servers import in_words, of_keys, of_sentin
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.keys.key import key_of_beat, key_of_text, name_of_beat, shown_name
+from celery_singleton_lock.keys.key import key_of_text, name_of_beat, shown_name
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.app import BeatSettings, Settings
 from celery_singleton_lock.options.delivery import is_rabbitmq
@@ -53,11 +53,11 @@ def diagnose(app: Any, *, timeout: float) -> Diagnosis:
         InvalidOption: a setting is wrong.
     """
     runtime, found = Runtime.of(app), Diagnosis()
-    beats, recorded = None, frozenset[str]()
+    beats = None
     if _look_at_servers(found, runtime):
         found.findings += _tried_out(runtime.store, runtime.settings)
-        beats, recorded = _look_at_beat(found, app, runtime)
-    found.findings += of_app(app, runtime.settings, beats=beats, recorded=recorded)
+        beats = _look_at_beat(found, app, runtime)
+    found.findings += of_app(app, runtime.settings, beats=beats)
     found.findings += task_warnings(app, runtime.settings)
     found.findings += _rights_on_rabbitmq(app)
     _ask_workers(found, app, timeout)
@@ -127,18 +127,17 @@ def _tried_out(store: Store, settings: Settings) -> list[Finding]:
     )
 
 
-def _look_at_beat(found: Diagnosis, app: Any, runtime: Runtime) -> tuple[int | None, frozenset[str]]:
-    """How many beats send the schedule, None if unknown; and the entries that they have sent."""
+def _look_at_beat(found: Diagnosis, app: Any, runtime: Runtime) -> int | None:
+    """How many beats send the schedule; None if unknown."""
     name, prefix, store = BeatSettings.from_app(app).name, runtime.settings.prefix, runtime.store
     shown = shown_name(name_of_beat(name))
     try:
         beats = [it for it in in_order(HeldLock.of(*item) for item in store.all_held(prefix)) if it.name == shown]
-        recorded = store.ledger(key_of_beat(prefix, name)).lasts()
     except LockUnavailable as error:
         found.findings.append(unusable(runtime.settings.backend.masked, words_of(error)))
-        return None, frozenset()
+        return None
     found.seen += [f"beat: {it.holder.place} sends the schedule {name}" for it in beats]
-    return len(beats), frozenset(recorded)
+    return len(beats)
 
 
 def _rights_on_rabbitmq(app: Any) -> list[Finding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -71,7 +70,7 @@ def of_servers(probes: Sequence[Probe], settings: Settings) -> list[Finding]:
     is_redlock = settings.backend.kind is Kind.REDLOCK
     silent = [unusable(it.name, it.error, is_one_of_many=is_redlock) for it in probes if it.error is not None]
     answering = [finding for it in probes if it.error is None for finding in _of_server(it, settings)]
-    return [*silent, *answering, *_clocks_apart(probes), *(_one_server_twice(probes) if is_redlock else ())]
+    return [*silent, *answering, *(_one_server_twice(probes) if is_redlock else ())]
 
 
 def unusable(name: str, error: str, *, is_one_of_many: bool = False) -> Finding:
@@ -162,15 +161,6 @@ def _of_memory(it: Probe, policy: str) -> tuple[Rule, ...]:
             "raise maxmemory, or lower singleton_lock_done_ttl",
         ),
     )
-
-
-def _clocks_apart(probes: Sequence[Probe]) -> Iterator[Finding]:
-    known = [(probe, probe.ahead) for probe in probes if probe.ahead is not None]
-    for (one, its), (other, others) in itertools.combinations(known, 2):
-        apart = abs(its - others)
-        if apart - one.uncertain - other.uncertain > MAX_DRIFT:
-            text = f"its clock and that of {other.name} are {apart:.1f} s apart"
-            yield Finding("warning", one.name, text, _SYNCHRONIZE)
 
 
 def _one_server_twice(probes: Sequence[Probe]) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from celery.utils.imports import symbol_by_name
@@ -16,13 +16,6 @@ from celery_singleton_lock.options.rules import UNTIL_AND_WHILE_EXECUTING, WHILE
 from celery_singleton_lock.options.task import Options, raw_attribute
 from celery_singleton_lock.task.singleton_task import SingletonTask, is_builtin
 
-#: Whether the soft time limit works in a pool, and whether the hard one does; in other pools both do.
-_LIMITS: Mapping[str, tuple[bool, bool]] = {
-    "threads": (False, False),
-    "solo": (False, False),
-    "gevent": (False, True),
-    "eventlet": (False, True),
-}
 #: What to do about a message that waits too long in its slot.
 _WAIT_IN_THE_QUEUE = "lower lock_wait, or set on_conflict='retry', which waits in the queue"
 
@@ -40,8 +33,8 @@ def lock_key_in_words(task: Any) -> str:
     return "all arguments" if lock_key is None else json.dumps(lock_key)
 
 
-def of_task(task: Any, options: Options, pool: str) -> list[Finding]:
-    """Findings about an exclusive task with these options, in a pool of that name for `celery worker -P`."""
+def of_task(task: Any, options: Options) -> list[Finding]:
+    """Findings about an exclusive task with these options."""
     return judged(
         task.name,
         (
@@ -52,7 +45,7 @@ def of_task(task: Any, options: Options, pool: str) -> list[Finding]:
             "set acks_late=True, or on_conflict='raise'",
         ),
         *_of_autoretry(task, options),
-        *_of_waiting(task, options, pool),
+        *_of_waiting(task, options),
         (
             not getattr(symbol_by_name(task.Request), "looks_after_its_lock", False),
             "problem",
@@ -85,12 +78,11 @@ def _of_autoretry(task: Any, options: Options) -> Iterator[Rule]:
         )
 
 
-def _of_waiting(task: Any, options: Options, pool: str) -> Iterator[Rule]:
-    """A wait for the lock that the broker or a time limit ends."""
+def _of_waiting(task: Any, options: Options) -> Iterator[Rule]:
+    """A wait for the lock that the broker ends."""
     conf, wait = task.app.conf, f"lock_wait {options.wait:g} s is not below"
     visibility = (visibility_timeout(conf) if task.acks_late else None) or math.inf
     patience = CONSUMER_TIMEOUT if task.acks_late and is_rabbitmq(conf) else math.inf
-    limit = min(_limits(task, pool), default=math.inf)
     yield (
         options.wait >= visibility,
         "warning",
@@ -105,22 +97,6 @@ def _of_waiting(task: Any, options: Options, pool: str) -> Iterator[Rule]:
         "that keeps a message unacknowledged for longer",
         _WAIT_IN_THE_QUEUE,
     )
-    yield (
-        options.wait >= limit,
-        "warning",
-        f"{wait} the time limit of {limit:g} s, which counts the wait, too: the task is stopped while it still waits",
-        "lower lock_wait, or raise the time limit",
-    )
-
-
-def _limits(task: Any, pool: str) -> list[float]:
-    """The time limits in seconds that are set, and that the pool supports."""
-    soft, hard = _LIMITS.get(pool, (True, True))
-    limits = (
-        soft and (task.soft_time_limit or task.app.conf.task_soft_time_limit),
-        hard and (task.time_limit or task.app.conf.task_time_limit),
-    )
-    return [limit for limit in limits if limit]
 
 
 def _of_sending_without_a_scope(task: Any, options: Options) -> Iterator[Rule]:

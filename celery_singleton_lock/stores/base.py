@@ -69,7 +69,9 @@ class LockRequest:
         holder: kept beside the owner, for others that find the lock held.
         waiting: the caller will wait (see `Store.waiter`) if the lock is held: freeing it has to wake somebody. Leaving
             the queue ends the owner; without this, an answer that is not a lease does, if a try was not answered.
-        since: since when the caller waits, seconds since the epoch: its place in the queue; 0: since it first asks.
+        since: since when the caller waits, seconds since the epoch: its place in the queue; 0: since it first asks. One
+            that is not `waiting` gets no place, but leaves a free lock to those that have waited for longer; 0: to
+            nobody.
         check_finished: first look whether the holder's message has been carried out.
         limit: how many may hold the key at once, but never two for one sending. Whatever is held counts, also what was
             taken under another limit.
@@ -142,7 +144,7 @@ class Held:
     def conflict(self, key: str) -> LockConflict:
         """The error that names it."""
         holder = self.holder or Holder()
-        return LockConflict(key, holder.task_id, self.remaining, label=holder.label)
+        return LockConflict(key, holder.task_id if self.owner else "", self.remaining, label=holder.label)
 
 
 @dataclass(frozen=True, slots=True)

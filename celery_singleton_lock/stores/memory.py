@@ -75,7 +75,7 @@ class MemoryStore:
                     # One whose message runs holds nobody back from the other places.
                     self._enrol(request, math.inf if met.holder.is_copy_of(holder) else request.since)
                     return replace(met.held(sent_at), arrived=arrived)
-                if request.waiting and len(live) + self._before(request) >= request.limit and not is_its:
+                if request.since and len(live) + self._before(request) >= request.limit and not is_its:
                     self._enrol(request, request.since)
                     return Held(None, "", COMES_WITHIN, arrived=arrived)
                 self._places.get(key, {}).pop(request.member, None)

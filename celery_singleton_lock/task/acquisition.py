@@ -54,6 +54,14 @@ class Acquisition:
         self._has_left_line = False
         #: Seconds that it waits in its slot; a copy that has joined another task only looks.
         self._wait = execution.options.wait if execution.message.note.joins is None else 0.0
+        #: Whether it can go in a worker's line: then it leaves a free lock to those that have waited for longer. One
+        #: that was in line does not: it was its turn, and the clocks of two hosts may differ about that.
+        self._gives_way = (
+            execution.options.on_conflict == "retry"
+            and execution.options.conflict_retries is None
+            and execution.message.note.waits is None
+            and not execution.request.is_eager
+        )
         #: When it began to wait for the lock; an item of a map, which stays here, does not count the server's silence.
         self._asks_since = execution.began
         if not self._report():
@@ -171,7 +179,7 @@ class Acquisition:
             ttl=it.options.ttl,
             holder=self._holder,
             waiting=waiting,
-            since=it.message.note.since_now() if waiting else 0.0,
+            since=it.message.note.since_now() if waiting or self._gives_way else 0.0,
             check_finished=it.is_remembered,
             limit=it.options.limit,
             given_up=self.given_up,

@@ -124,7 +124,7 @@ class Site:
             "trouble": f"The lock server does not answer: {snapshot.error}. {known}" if snapshot.error else "",
             "about": self._watch.about,
             "menu": MENU,
-            "live": page in PAGES and page not in STILL and view.status == 200,
+            "live": page in PAGES and page != STILL and view.status == 200,
             "allow_release": self._allow_release,
         }
         status = 503 if snapshot.error and view.status == 200 else view.status

@@ -9,9 +9,7 @@ from typing import Any, TypeVar
 
 from markupsafe import Markup
 
-from celery_singleton_lock import cleaned
 from celery_singleton_lock.diagnosis.held import HeldLock
-from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.journal.counts import TIMES, by_task, in_words
 from celery_singleton_lock.journal.timeline import Window, lanes, picture, running
 from celery_singleton_lock.journal.words import seconds
@@ -192,14 +190,6 @@ def beat(question: Question) -> View:
     return View("beat.html", "Beat", {"beats": beats, "planned": planned(watch.app, snapshot), "name": watch.beat.name})
 
 
-def doctor(question: Question) -> View:
-    """What `celery locks doctor` finds."""
-    try:
-        return View("doctor.html", "Doctor", {"diagnosis": question.watch.diagnosed(), "error": ""})
-    except SingletonLockError as error:
-        return View("doctor.html", "Doctor", {"diagnosis": None, "error": cleaned.line(str(error))})
-
-
 def search(question: Question) -> View:
     """All that contains a text: locks that are held, and what happened to copies."""
     text = question.asked.search
@@ -238,7 +228,6 @@ PAGES: Mapping[str, Callable[[Question], View]] = {
     "timeline": timeline,
     "refused": refused,
     "beat": beat,
-    "doctor": doctor,
     "lock": lock,
     "task": task,
     "id": message,
@@ -246,10 +235,10 @@ PAGES: Mapping[str, Callable[[Question], View]] = {
 }
 
 #: The pages in the menu.
-MENU = ("", "locks", "tasks", "timeline", "refused", "beat", "doctor")
+MENU = ("", "locks", "tasks", "timeline", "refused", "beat")
 
-#: The pages that do not fetch their rows again.
-STILL = ("doctor", "search")
+#: The page that does not fetch its rows again.
+STILL = "search"
 
 
 def _of_task(counts: Mapping[str, Any], held: int) -> tuple[str, Sequence[int | None], float | None]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery_singleton_lock import cleaned, clock
-from celery_singleton_lock.diagnosis.doctor import Diagnosis, diagnose
 from celery_singleton_lock.diagnosis.held import HeldLock, in_order
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.forks import Mutex
@@ -22,9 +21,6 @@ from celery_singleton_lock.runtime import Runtime
 #: Seconds for which a look is reused; and how many times longer than a look that is, if looks take long: with thousands
 #: of locks, the lock server has other work to do.
 FRESH, SPARING = 1.0, 5.0
-
-#: Seconds for which a diagnosis is reused, since it asks servers and workers, and tries a lock; and for an answer.
-EXAMINED, TIMEOUT = 30.0, 1.0
 
 #: The most entries of the journal that are kept here.
 MOST_ENTRIES = 20_000
@@ -86,9 +82,6 @@ class Watch:
         self._read_at = 0.0
         self._entries: deque[Entry] = deque(maxlen=min(self.runtime.settings.journal, MOST_ENTRIES))
         self._recent: set[Entry] = set()
-        self._examining = Mutex()
-        self._examined_until = float("-inf")
-        self._diagnosis = Diagnosis()
 
     @property
     def about(self) -> str:
@@ -109,19 +102,6 @@ class Watch:
                 now = clock.now()
                 self._fresh_until = now + max(FRESH, (now - began) * SPARING)
             return self._latest
-
-    def diagnosed(self) -> Diagnosis:
-        """What the doctor finds now, or found a while ago.
-
-        Raises:
-            SingletonLockError: a setting or an option is wrong.
-        """
-        with self._examining.lock:
-            if clock.now() >= self._examined_until:
-                self.app.loader.import_default_modules()
-                self._diagnosis = diagnose(self.app, timeout=TIMEOUT)
-                self._examined_until = clock.now() + EXAMINED
-            return self._diagnosis
 
     def _looked(self) -> Snapshot:
         now, settings, store = clock.wall(), self.runtime.settings, self.runtime.store

@@ -158,7 +158,7 @@ class LockStep(bootsteps.StartStopStep):
             settings.defaults["ttl"],
             settings.defaults["on_conflict"],
         )
-        for finding in audit.warnings_at_start(parent.app, settings, pool=audit.pool_name(parent.pool_cls)):
+        for finding in audit.warnings_at_start(parent.app, settings):
             logger.warning("singleton lock: %s", finding)
 
     def start(self, parent: Any) -> None:

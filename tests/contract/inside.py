@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -17,12 +16,12 @@ from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
-from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.stores.store import Place, Store
 from celery_singleton_lock.task.ends import Outcome
 from tests.patience import LIMIT
 
 #: What a store is asked with, and answers.
-__all__ = ("Freeing", "Held", "Hold", "Holder", "Lease", "LockRequest", "Record", "Reservation", "Store")
+__all__ = ("Freeing", "Held", "Hold", "Holder", "Lease", "LockRequest", "Place", "Record", "Reservation", "Store")
 __all__ += ("Outcome", "new_owner", "open_url")
 
 
@@ -34,7 +33,6 @@ def named(path: str) -> Any:
 
 #: Seconds, by what they are for.
 SECONDS = {
-    "between two tries": "stores.redis.store.PAUSE",
     "for which a question is repeated": "stores.redis.store.PATIENCE",
     "of one wait of a waiter": "stores.waiters.LOOK",
     "for which a node may be mute": "stores.redis.nodes.MUTE_FOR",
@@ -345,23 +343,6 @@ def queue_lock(key: str, owner: str, seconds: float) -> Any:
 def confirmations(store: Store) -> Any:
     """What confirms sent messages."""
     return named("in_bulk.Confirmations")(store)
-
-
-def break_promise(monkeypatch: pytest.MonkeyPatch, promise: str) -> None:
-    """Break one of those that keep late requests from doing harm."""
-    store, module = named("stores.redis.store.RedisStore"), "celery_singleton_lock.stores.redis.lock_commands"
-    acquire = named("stores.redis.lock_commands.acquire")
-
-    def forgetful(request: LockRequest, **how: Any) -> Any:
-        return acquire(replace(request, given_up=()), **how)
-
-    if promise == "a later try leaves a tombstone":
-        monkeypatch.setattr(f"{module}.acquire", lambda asked, **how: acquire(replace(asked, late=False), **how))
-        return
-    monkeypatch.setattr(store, "_end", lambda *_, **__: None)
-    if promise == "a copy names the owner before it":
-        monkeypatch.setattr(f"{module}.acquire", forgetful)
-        monkeypatch.setattr(store, "abandon", lambda *_: None)
 
 
 @contextmanager

@@ -122,6 +122,20 @@ class TestLooks:
         assert Process(store, FIRST).look() == 1
         assert store.free(taken(store))
 
+    def test_somebody_who_gives_way_leaves_it(self, store: Store) -> None:
+        process = Process(store, FIRST)
+        assert process.look() == 1
+        found = store.acquire(asked(since=SECOND))
+        assert isinstance(found, Held)
+        assert (found.holder, found.owner) == (None, "")
+        assert isinstance(store.acquire(asked(since=FIRST - 1)), Lease)
+
+    def test_somebody_who_gives_way_gets_no_place(self, store: Store) -> None:
+        lease = taken(store)
+        assert isinstance(store.acquire(asked(since=FIRST)), Held)
+        store.free(lease)
+        assert Process(store, SECOND).look() == 1
+
 
 class TestWoken:
     def test_process_that_has_waited_longest_is_woken(self, store: Store) -> None:
@@ -214,11 +228,33 @@ class TestWoken:
             assert process.look() < 0, "it may come within a second"
             note(4.1, 1.6, 1.2)  # The first one was woken 1.1 seconds ago.
             assert process.look() == 1
-            note(4.1, 0.0)  # Another thread of that process is alive.
+            note(4.1, 0.1)  # Another thread of that process is alive.
             assert process.look() < 0
             note(4.1, 1.6)
             assert one.free(taken(one))
             until(lambda: process.heard)
+
+    def test_dead_waiters_hold_nobody_up_whose_server_had_a_clock_that_was_ahead(
+        self, one: Store, server: RedisServer
+    ) -> None:
+        with server.client() as client:
+            for number in range(1, 4):
+                dead = f"{KEY}:mail:dead|{number:032}"
+                client.zadd(inside.waiting_set(KEY), {dead: number})
+                client.hset(inside.asked_hash(KEY), dead, f"{round((clock.wall() + TTL) * 1000)} 1")
+        assert Process(one, SECOND).look() == 1
+
+    def test_waiter_whose_clock_is_ahead_waits_since_it_first_asked(self, store: Store) -> None:
+        lease, request = taken(store), asked(waiting=True, since=clock.wall() + TTL)
+        assert isinstance(store.acquire(request), Held)
+        other = Process(store, clock.wall() + 1.0)
+        assert other.look() == 0
+        with store.waiter(request) as waiter:
+            assert isinstance(waiter.ask(), Held)
+            store.free(lease)
+            while not isinstance(waiter.wait(TTL), Lease):
+                pass
+        assert other.heard == 0
 
     def test_one_connection_blocks_whatever_the_number_of_locks(self, one: Store, server: RedisServer) -> None:
         leases = [taken(one), taken(one, OTHER)]

@@ -13,7 +13,6 @@ from celery import Celery
 from celery_singleton_lock import DuplicateTask, LockConflict, SingletonTask, lock_acquired
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.testing import RecordedLocks, hold_lock, memory_locks
-from tests.integration.conftest import until
 from tests.redis_server import RedisServer
 
 
@@ -138,16 +137,6 @@ def test_held_lock_is_free_after_the_block(shop: Shop, locks: RecordedLocks) -> 
     locks.assert_acquired(shop.rebuild, 7)
 
 
-def test_each_holder_takes_one_of_several_slots(shop: Shop, locks: RecordedLocks) -> None:
-    task = shop.app.task(name="shop.few", base=SingletonTask, shared=False, lock_limit=2, lock_key=[])(_rebuild)
-    with hold_lock(task, 1):
-        task.apply((2,))
-        with hold_lock(task, 1):
-            task.apply((3,))
-    assert [event.args for event in locks.acquired] == [(2,)]
-    assert [event.args for event in locks.conflicts] == [(3,)]
-
-
 def test_locks_are_fresh_each_time_and_leave_nothing_behind(shop: Shop) -> None:
     threads, receivers = set(threading.enumerate()), list(lock_acquired.receivers)
     with ExitStack() as held:
@@ -165,15 +154,6 @@ def test_locks_are_fresh_each_time_and_leave_nothing_behind(shop: Shop) -> None:
         assert not heartbeat.is_alive()
 
 
-def test_settings_of_one_test_are_forgotten_with_it(shop: Shop) -> None:
-    with memory_locks():
-        shop.app.conf.singleton_lock_ttl = 5.0
-        assert Runtime.of(shop.app).settings.defaults["ttl"] == 5.0
-    with memory_locks():
-        shop.app.conf.singleton_lock_ttl = 6.0
-        assert Runtime.of(shop.app).settings.defaults["ttl"] == 6.0
-
-
 def test_app_has_its_own_locks_again_afterwards(redis_server: RedisServer) -> None:
     shop = Shop(broker=redis_server.url)
     own = Runtime.of(shop.app)
@@ -183,33 +163,3 @@ def test_app_has_its_own_locks_again_afterwards(redis_server: RedisServer) -> No
     assert Runtime.of(shop.app) is own
     with redis_server.client() as client:
         assert client.keys("*") == []
-
-
-def test_lock_on_a_server_can_be_held_too(redis_server: RedisServer) -> None:
-    shop = Shop(broker=redis_server.url)
-    with hold_lock(shop.rebuild, 7):
-        assert shop.rebuild.apply((7,)).state == "IGNORED"
-    assert shop.rebuild.apply((7,)).state == "SUCCESS"
-    redis_server.flush()
-
-
-def test_lost_lock_is_recorded(shop: Shop, locks: RecordedLocks) -> None:
-    def lose() -> None:
-        Runtime.of(shop.app).store._occupants.clear()  # type: ignore[attr-defined]
-        until(lambda: locks.lost)
-
-    options = {"shared": False, "lock_ttl": 1.0, "on_lock_lost": "warn"}
-    task = shop.app.task(name="shop.losing", base=SingletonTask, **options)(lose)
-    task.apply().get()
-    assert [(event.task, event.key) for event in locks.lost] == [("shop.losing", task.lock_key_of())]
-    assert [event.what for event in locks.events] == ["acquired", "lost"]
-
-
-def test_eager_calls_are_recorded(shop: Shop, locks: RecordedLocks) -> None:
-    shop.app.conf.task_always_eager = True
-    with hold_lock(shop.rebuild, 7):
-        shop.rebuild.delay(7)
-    shop.rebuild.delay(7, full=True)
-    locks.assert_skipped(shop.rebuild, 7)
-    (event,) = locks.assert_acquired(shop.rebuild, 7, True)
-    assert event.kwargs == {"full": True}

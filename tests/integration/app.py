@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import json
 import logging
-import multiprocessing
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,13 +19,13 @@ from celery import Celery
 from celery.backends.redis import RedisBackend
 from celery.concurrency.asynpool import AsynPool
 from celery.exceptions import Ignore, Reject
-from celery.signals import task_postrun, task_success
+from celery.signals import task_success
 from kombu import Queue
 from kombu.common import Broadcast
 from kombu.utils.encoding import ensure_bytes
 
 import tests.integration.ready  # noqa: F401
-from celery_singleton_lock import LockConflict, SingletonTask, lock_lost, lock_released
+from celery_singleton_lock import SingletonTask, lock_lost, lock_released
 from celery_singleton_lock.backend import Backend, Kind
 from celery_singleton_lock.options import delivery as options_delivery
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -37,9 +35,6 @@ from celery_singleton_lock.task.turn import message_of
 from celery_singleton_lock.worker import request
 from tests import recording
 from tests.patience import LIMIT
-
-#: Seconds until a task that is slow to end is stored.
-SLOW = 8.0
 
 app = Celery("tests.integration.app")
 app.conf.update(
@@ -87,11 +82,9 @@ def _lost(task_id: str, key: str, lease: Any, reason: str, **_: Any) -> None:
 
 @lock_released.connect
 def _released(task_id: str, **_: Any) -> None:
-    """The body has ended, and nothing is stored or sent yet: the whole worker dies, or it takes long."""
+    """The body has ended, and nothing is stored or sent yet: the whole worker dies."""
     if task_id.startswith("dies-unstored"):
         os.killpg(0, signal.SIGKILL)
-    if task_id.startswith("slow-to-end"):
-        time.sleep(SLOW)
 
 
 @task_success.connect
@@ -123,12 +116,6 @@ def _is_first(job: str, task_id: str) -> bool:
 
 
 RedisBackend.on_chord_part_return = _fail_to_count
-
-
-@task_postrun.connect
-def _postrun(task_id: str, **_: Any) -> None:
-    if task_id.startswith("dies-sent"):
-        os.killpg(0, signal.SIGKILL)
 
 
 class Exclusive(SingletonTask):
@@ -172,21 +159,6 @@ def patient(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
 
 
-class Unready(Exclusive):
-    """Meets a held lock; when it comes again, it fails before it asks, or its process dies."""
-
-    def before_start(self, *_: Any) -> None:
-        if message_of(self.request).put_back_count("conflict"):
-            if self.request.id.startswith("dies"):
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise ValueError("unready")
-
-
-@app.task(bind=True, base=Unready, on_conflict="retry")
-def unready(self: Any, job: str) -> str:
-    return _work(self, job, 0.05)
-
-
 @app.task(bind=True, base=Exclusive, on_conflict="rerun")
 def rerunning(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
@@ -205,35 +177,6 @@ def replacing(self: Any, job: str, seconds: float = 0.05) -> str:
 @app.task(bind=True, base=Exclusive, on_conflict="replace", acks_late=True, reject_on_worker_lost=True)
 def replacing_late(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
-
-
-@app.task(bind=True, base=Exclusive, on_conflict="replace")
-def forking(self: Any, job: str, how: str, task_id: str) -> str:
-    """Forks a process when it is told, which sends a message and ends."""
-    with recording.run(job, self.request.id):
-        while not recording.may_end("fork"):
-            time.sleep(0.02)
-        _in_child(how, lambda: mark.apply_async(("child",), task_id=task_id))
-        recording.mark("forked", self.request.id)
-        while not recording.may_end(job):
-            time.sleep(0.02)
-    return job
-
-
-def _in_child(how: str, act: Callable[[], object]) -> None:
-    if how == "multiprocessing":
-        multiprocessing.current_process()._config["daemon"] = False  # Or Celery's processes may have no children.
-        child = multiprocessing.get_context("fork").Process(target=act)
-        child.start()
-        child.join()
-        return
-    if (pid := os.fork()) == 0:
-        try:
-            act()
-            gc.collect()
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
 
 
 @app.task(bind=True, base=Exclusive, on_conflict="retry")
@@ -306,11 +249,6 @@ def poison(self: Any, job: str) -> None:
     _kill_worker(self, job)
 
 
-@app.task(bind=True, base=Exclusive, retry_on_worker_lost=True, default_retry_delay=0)
-def retried_when_lost(self: Any, job: str, seconds: float) -> str:
-    return _work(self, job, seconds if self.request.retries == 0 else 0.05)
-
-
 @app.task(bind=True, base=Exclusive, acks_late=True)
 def large(self: Any, job: str, size: int) -> str:
     _work(self, job, 0.05)
@@ -332,15 +270,6 @@ def retaining(self: Any, job: str, countdown: float, *, succeeds: bool = True) -
         if self.request.retries < 2 or not succeeds:
             raise self.retry(countdown=countdown)
     return job
-
-
-@app.task(bind=True, base=Exclusive, max_retries=1, autoretry_for=(ValueError,), retry_backoff=False)
-def failing_always(self: Any, job: str) -> None:
-    with recording.run(job, self.request.id):
-        raise ValueError("as told")
-
-
-failing_always.default_retry_delay = 0
 
 
 @app.task(bind=True, base=Exclusive, acks_late=True)
@@ -369,12 +298,6 @@ def ending(self: Any, job: str, how: str) -> str:
     if how == "call itself":
         return str(self(job, "return"))
     return job
-
-
-@app.task(bind=True, base=Exclusive)
-def failing_when_told(self: Any, job: str, seconds: float) -> None:
-    _work(self, job, seconds)
-    raise ValueError("as told")
 
 
 @app.task(bind=True, base=Exclusive)
@@ -409,19 +332,6 @@ def stubborn(self: Any, job: str, seconds: float) -> str:
     return job
 
 
-@app.task(bind=True, base=Exclusive)
-def slow_to_stop(self: Any, job: str, seconds: float, longer: float) -> str:
-    """Takes a while to clean up."""
-    try:
-        return _work(self, job, seconds)
-    finally:
-        with recording.run("cleaning", self.request.id):
-            deadline = time.monotonic() + longer
-            while time.monotonic() < deadline:
-                with suppress(BaseException):
-                    time.sleep(0.02)
-
-
 @app.task(bind=True, base=Exclusive, soft_time_limit=1)
 def limited_softly(self: Any, job: str, seconds: float) -> str:
     return _work(self, job, seconds)
@@ -438,11 +348,6 @@ def blocking(self: Any, job: str, seconds: float) -> str:
     with recording.run(job, self.request.id):
         time.sleep(seconds)
     return job
-
-
-@app.task(bind=True, base=Exclusive, autoretry_for=(Exception,), max_retries=3)
-def autoretrying(self: Any, job: str, seconds: float) -> str:
-    return _work(self, job, seconds)
 
 
 #: Runs of `counting_threads` wait for each other.
@@ -463,19 +368,6 @@ def warned(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
 
 
-def decide(task: Any, conflict: LockConflict) -> str:
-    recording.mark("decided", task.request.id)
-    return "raise"
-
-
-@app.task(bind=True, base=Exclusive, on_conflict=decide)
-def deciding_and_retrying(self: Any, job: str, seconds: float, countdown: float) -> str:
-    _work(self, job, seconds)
-    if not self.request.retries:
-        raise self.retry(countdown=countdown)
-    return job
-
-
 @app.task(bind=True, base=Exclusive, lock_limit=2, lock_wait=60)
 def paired(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
@@ -484,15 +376,6 @@ def paired(self: Any, job: str, seconds: float = 0.05) -> str:
 @app.task(bind=True, base=Exclusive, lock_limit=2, acks_late=True)
 def late_paired(self: Any, job: str, seconds: float = 0.05) -> str:
     return _work(self, job, seconds)
-
-
-@app.task(bind=True, base=Exclusive, lock_retain_on_retry=True, max_retries=1)
-def moving(self: Any, job: str, to: str) -> str:
-    """Does another job in its second attempt, and so takes another lock."""
-    with recording.run(job, self.request.id, self.lock.fence):
-        if self.request.retries == 0:
-            raise self.retry(args=(to, to), countdown=0)
-    return job
 
 
 def slow_key(arguments: dict[str, Any]) -> str:

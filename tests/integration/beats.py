@@ -58,13 +58,12 @@ class Studio:
     conf: dict[str, Any] = field(default_factory=dict)
     beats: list[Beat] = field(default_factory=list)
 
-    def start(self, *names: str, command: tuple[str, ...] = (), skew: float = 0.0) -> list[Beat]:
-        """Start beats with these names, one by one; their clock is `skew` seconds ahead."""
+    def start(self, *names: str, command: tuple[str, ...] = ()) -> list[Beat]:
+        """Start beats with these names, one by one."""
         started = []
         for name in names:
             own = command or ("beat", "-S", "exclusive", "-s", str(self.directory / f"{name}.schedule"))
-            environment = {**self.environment(), "TEST_SKEW": str(skew)}
-            beat = Beat(name, list(own), directory=self.directory, environment=environment)
+            beat = Beat(name, list(own), directory=self.directory, environment=self.environment())
             self.exits.callback(beat.kill)
             self.beats.append(beat)
             started.append(beat.wait_for("beat: Starting"))
@@ -76,12 +75,6 @@ class Studio:
             values = [client.get(key) or "" for key in client.keys("*{beat:*:run")]
         pids = [beat.process.pid for beat in self.beats]
         return [pid for pid in pids if any(f",{pid}," in value for value in values)]
-
-    def stall_next(self, seconds: float, moment: str = "before") -> None:
-        """Let the next send take that long, before or after the broker has the message."""
-        new = self.directory / "stall.new"
-        new.write_text(f"{moment} {seconds}")
-        new.rename(self.directory / "stall")
 
     def age(self, seconds: float, *entries: str) -> None:
         """Set back the last runs of some or all entries."""
@@ -129,7 +122,6 @@ class Studio:
             "TEST_EVENTS": self.broker.url_of(3),
             "TEST_CONF": json.dumps(conf),
             "TEST_SCHEDULE": json.dumps(self.schedule),
-            "TEST_STALL": str(self.directory / "stall"),
             "TEST_RUNS": str(self.directory / "runs"),
             "SINGLETON_LOCK_RECORD": str(self.directory / "record"),
         }

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from types import SimpleNamespace
 from typing import Any
 
 from celery import Celery
-from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.exceptions import Reject
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.options.rules import SCOPES
@@ -38,9 +37,6 @@ def define(app: Celery) -> SimpleNamespace:
         work(self, job, seconds)
         return self.request.id
 
-    def failing(self: Any, job: str) -> None:
-        raise ValueError("as told")
-
     def fails(self: Any, job: str, seconds: float = 0.05) -> None:
         work(self, job, seconds)
         raise ValueError(f"as told {self.request.id}")
@@ -52,12 +48,6 @@ def define(app: Celery) -> SimpleNamespace:
     def echo(value: Any) -> Any:
         with recording.run("echo", ""):
             return value
-
-    def retrying(self: Any, job: str) -> str:
-        with recording.run(job, self.request.id):
-            if not self.request.retries:
-                raise self.retry(countdown=PAUSE)
-        return job
 
     def rejected(self: Any, job: str) -> None:
         raise Reject("as told", requeue=False)
@@ -75,44 +65,8 @@ def define(app: Celery) -> SimpleNamespace:
         recording.mark("dies", self.request.id)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def exits(self: Any, job: str) -> None:
-        sys.exit(1)
-
-    def resent(self: Any, job: str) -> str:
-        with recording.run(job, self.request.id):
-            if not self.request.retries:
-                self.retry(countdown=PAUSE, throw=False)
-        return job
-
-    def given_back(self: Any, job: str) -> None:
-        with recording.run(job, self.request.id):
-            raise Reject("as told", requeue=True)
-
     def before_start(self: Any, *_: Any) -> None:
         raise ValueError("as told")
-
-    def ends_before_start(self: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        """A hook: ends the first attempt in the way that its second argument says."""
-        _, how = args
-        if self.request.retries:
-            return
-        if how == "retry":
-            raise self.retry(countdown=PAUSE)
-        if how == "retry for a cause":
-            raise self.retry(exc=ValueError("as told"), countdown=PAUSE)
-        if how == "ignore":
-            raise Ignore
-        if how == "reject":
-            raise Reject("as told", requeue=False)
-
-    def works_when_asked(self: Any, job: str, how: str) -> str:
-        return work(self, job, 300.0)
-
-    def retries_when_late(self: Any, job: str) -> str:
-        try:
-            return work(self, job, 300.0)
-        except SoftTimeLimitExceeded as error:
-            raise self.retry(exc=error, countdown=PAUSE) from None
 
     def too_long(self: Any, job: str) -> None:
         time.sleep(300)
@@ -123,29 +77,18 @@ def define(app: Celery) -> SimpleNamespace:
         **scopes,
         scopes=scopes,
         who=whose,
-        who_briefly=task(name="queued.who_briefly", lock_queue_ttl=1.0)(who),
         fails=task(name="queued.fails")(fails),
         echo=app.task(name="queued.echo", shared=False)(echo),
-        without_result=task(name="queued.without_result", ignore_result=True)(work),
         is_replaced=task(name="queued.is_replaced")(is_replaced),
         skips=task(name="queued.skips", on_duplicate="skip")(who),
         raises=task(name="queued.raises", on_duplicate="raise")(who),
-        failing=task(name="queued.failing")(failing),
-        retrying=task(name="queued.retrying")(retrying),
         rejected=task(name="queued.rejected")(rejected),
         replaced=task(name="queued.replaced", lock_name="queued.until_executed")(replaced),
         sends_itself=task(name="queued.sends_itself", lock_scope="until_executing")(sends_itself),
         dies=task(name="queued.dies")(dies),
-        exits=task(name="queued.exits")(exits),
         too_long=task(name="queued.too_long", time_limit=1)(too_long),
-        resent=task(name="queued.resent")(resent),
-        given_back=task(name="queued.given_back")(given_back),
-        hooked=task(name="queued.hooked", before_start=ends_before_start)(works_when_asked),
-        retries_when_late=task(name="queued.retries_when_late", soft_time_limit=1)(retries_when_late),
         not_begun=task(name="queued.not_begun", before_start=before_start)(work),
         dies_rejected=task(name="queued.dies_rejected", acks_late=True, acks_on_failure_or_timeout=False)(dies),
-        long_lease=task(name="queued.long_lease", lock_ttl=600.0)(work),
-        patient=task(name="queued.patient", lock_scope="until_and_while_executing", lock_wait=300.0)(work),
         newest=task(name="queued.newest", lock_scope="until_executing", on_duplicate="replace")(work),
         newest_alone=task(
             name="queued.newest_alone", lock_scope="until_and_while_executing", on_duplicate="replace", acks_late=True

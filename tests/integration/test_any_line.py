@@ -26,7 +26,6 @@ from celery_singleton_lock import DuplicateTask, Lock, SingletonTask, clock
 from celery_singleton_lock.heartbeat import Heartbeat, Watchdog
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.options.words import check_attributes
 from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -209,23 +208,3 @@ def test_first_lease_of_a_process(at_each_line: Interrupt, monkeypatch: pytest.M
         heartbeat.stop(lease)
 
     at_each_line(of, hold)
-
-
-def test_first_look_at_the_class_of_a_task(at_each_line: Interrupt) -> None:
-    """Meanwhile it is bound to an app, as is the class from which it is derived: both have further attributes then."""
-
-    def made() -> list[Any]:
-        base = type("Base", (SingletonTask,), {})
-        return [type("job", (base,), {"name": "job", **dict.fromkeys("abcdefghij")}), base]
-
-    def of(number: int) -> Body:
-        nonlocal classes
-        task, base = classes = made()
-        return lambda: check_attributes(task, base)
-
-    def bind() -> None:
-        for cls in classes:
-            cls.bind(app)
-
-    app, classes = Celery(set_as_current=False), made()
-    at_each_line(of, bind)

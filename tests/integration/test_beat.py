@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from celery_singleton_lock import clock
-from tests.integration.beats import APP, Beat, Studio, gaps, studio, twice
+from tests.integration.beats import Beat, Studio, gaps, studio, twice
 from tests.integration.conftest import until
-from tests.integration.workers import Worker
-from tests.recording import Record, overlaps
+from tests.recording import Record
 from tests.redis_server import RedisServer
 
 #: Seconds of a claim in these tests.
@@ -76,39 +75,6 @@ def test_beat_that_dies_between_ticks_leaves_no_gap(beats: Studio, end: Callable
         check(beats, entry="half", every=0.5)
 
 
-@pytest.mark.slow
-def test_beat_that_stalls_in_a_send_keeps_nothing_from_being_sent(beats: Studio) -> None:
-    """Three jobs are due at once, and sending the first takes longer than the claim lasts."""
-    beats.schedule = {"a": 3600.0, "b": 3600.0, "c": 3600.0}
-    (first,) = beats.start("first")
-    until(lambda: len(beats.ledger()) == 3)
-    first.terminate()
-    beats.age(3601)
-    beats.stall_next(3.5 * TTL)
-    (second,) = beats.start("second")
-    second.wait_for("Sending due")
-    (third,) = beats.start("third")
-    third.wait_for("Sending due", times=3)
-    until(lambda: len(beats.sent()) >= 4)
-    second.wait_for("Sending due")
-    clock.sleep(TTL)
-    assert sorted(message.entry for message in beats.sent()) in (
-        ["a", "a", "b", "c"],
-        ["a", "b", "b", "c"],
-        ["a", "b", "c", "c"],
-    )
-    assert len({message.task_id for message in beats.sent()}) == 3
-    record = Record(beats.directory / "record")
-    with running_worker(beats):
-        record.wait_for(ends=3)
-        until(lambda: beats.broker.client(0).llen("celery") == 0)
-    assert sorted(run.job for run in record.runs()) == ["a", "b", "c"]
-
-
-def running_worker(studio: Studio) -> Worker:
-    return Worker("runner", directory=studio.directory, environment=studio.environment(), app=APP)
-
-
 def test_lock_server_that_goes_away(own_redis: RedisServer, tmp_path: Path) -> None:
     """Nothing is sent without it; afterwards beat goes on by itself."""
     with RedisServer() as locks, studio(own_redis, locks, tmp_path) as beats:
@@ -125,21 +91,6 @@ def test_lock_server_that_goes_away(own_redis: RedisServer, tmp_path: Path) -> N
         beats.wait_for_sent(4)
         assert [first.process.poll(), second.process.poll()] == [None, None]
         assert {*twice(beats.sent())} <= {last}, "the other beat may not have passed over this tick yet"
-
-
-@pytest.mark.slow
-def test_lock_server_that_hangs(own_redis: RedisServer, tmp_path: Path) -> None:
-    with RedisServer() as locks, studio(own_redis, locks, tmp_path) as beats:
-        silent = ("sends nothing until the lock server answers", "the lock server does not answer this beat")
-        both = beats.start("first", "second")
-        beats.wait_for_sent(2)
-        locks.pause()
-        for beat in both:
-            beat.wait_for(*silent)
-        clock.sleep(TTL)
-        locks.resume()
-        beats.wait_for_sent(4)
-        check(beats, missing=2, entry="half", every=0.5)
 
 
 def test_tick_that_the_broker_does_not_take_is_sent_when_it_does(tmp_path: Path, own_redis: RedisServer) -> None:
@@ -159,61 +110,6 @@ def test_tick_that_the_broker_does_not_take_is_sent_when_it_does(tmp_path: Path,
         assert only.process.poll() is None
 
 
-def test_new_beat_continues_where_the_old_one_stopped(beats: Studio) -> None:
-    """A long interval is neither restarted nor cut short."""
-    beats.schedule = {"long": 3.0}
-    (first,) = beats.start("first")
-    (sent,) = beats.wait_for_sent(1)
-    beats.pause_between_ticks(first, "long")
-    first.kill()
-    beats.start("second")
-    *_, following = beats.wait_for_sent(1)
-    assert following.due - sent.due == pytest.approx(3.0, abs=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_beat_that_is_killed_while_it_sends_loses_no_tick(beats: Studio, moment: str) -> None:
-    """Another beat of this host sends it again at once, with the same id."""
-    beats.conf["singleton_lock_beat_ttl"] = 600.0
-    beats.schedule = {"daily": 86400.0}
-    (first,) = beats.start("first")
-    until(beats.ledger)
-    first.terminate()
-    beats.age(86400 + 1)
-    beats.stall_next(60.0, moment)
-    (second,) = beats.start("second")
-    second.wait_for("Sending due")
-    (third,) = beats.start("third")
-    until(lambda: len(beats.sent()) == (moment == "after"))
-    second.kill()
-    third.wait_for("Sending due")
-    until(lambda: len(beats.sent()) == 1 + (moment == "after"))
-    assert len({message.task_id for message in beats.sent()}) == 1
-    record = Record(beats.directory / "record")
-    with running_worker(beats):
-        record.wait_for(ends=1)
-        until(lambda: beats.broker.client(0).llen("celery") == 0)
-    assert len(record.runs()) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("skew", [3.0, -3.0], ids=["ahead", "behind"])
-def test_next_beat_whose_clock_is_wrong(beats: Studio, skew: float) -> None:
-    """No tick is sent twice; the first one is early or late by the difference of the clocks."""
-    beats.schedule = {"half": 0.5, "long": 20.0}
-    (first,) = beats.start("first")
-    beats.wait_for_sent(3, "half")
-    ended_at = clock.wall()
-    first.terminate()
-    beats.start("second", skew=skew)
-    beats.wait_for_sent(3, "half")
-    assert twice(beats.sent()) == []
-    assert clock.wall() - ended_at < 6.0 + max(-skew, 0.0)
-    (long,) = beats.wait_for_sent(1, "long")
-    assert long.due == pytest.approx(beats.sent("half")[0].due + 19.5, abs=0.1)
-
-
 def test_changed_schedule_is_honoured(beats: Studio) -> None:
     beats.schedule = {"kept": 0.5, "changed": 3600.0, "removed": 0.5}
     (first,) = beats.start("first")
@@ -227,30 +123,6 @@ def test_changed_schedule_is_honoured(beats: Studio) -> None:
         assert twice(beats.sent(entry)) == []
     assert len(beats.sent("removed")) == removed
     assert {*beats.ledger()} >= {"changed", "kept", "new"}
-
-
-@pytest.mark.slow
-def test_schedule_is_changed_beat_by_beat(beats: Studio) -> None:
-    """A rolling deploy: for a while, beats with two schedules run side by side."""
-    beats.schedule = {"kept": 0.5, "removed": 0.5, "slower": 0.5}
-    first, second = beats.start("first", "second")
-    beats.wait_for_sent(3, "removed")
-    first.terminate()
-    beats.schedule = {"kept": 0.5, "slower": 1.5, "added": 0.5}
-    beats.start("third")
-    beats.wait_for_sent(4, "added")
-    beats.wait_for_sent(2, "removed")
-    second.terminate()
-    removed = len(beats.sent("removed"))
-    beats.start("fourth")
-    for entry in ("kept", "added", "slower"):
-        beats.wait_for_sent(4, entry)
-    assert twice(beats.sent()) == []
-    assert len(beats.sent("removed")) == removed
-    for entry in ("kept", "added", "removed"):
-        assert gaps(beats.sent(entry), 0.5) == []
-    *_, before, after = beats.sent("slower")
-    assert after.due - before.due == pytest.approx(1.5, abs=1e-5)
 
 
 @pytest.mark.parametrize(("catch_up", "caught_up"), [(None, 1), (10.0, 0)], ids=["made up for", "too late"])
@@ -285,17 +157,6 @@ def test_beat_embedded_in_workers(beats: Studio) -> None:
     seen = len(record.runs())
     runs = record.wait_for(ends=seen + 4)
     assert len({run.task_id for run in runs}) == len(runs)
-
-
-def test_plain_beats_and_exclusive_tasks(beats: Studio) -> None:
-    """Two of Celery's own beats send everything twice, but no runs overlap."""
-    beats.schedule = OFTEN
-    record = Record(beats.directory / "record")
-    for name in ("first", "second"):
-        beats.start(name, command=("beat", "-s", str(beats.directory / f"{name}.schedule")))
-    with running_worker(beats):
-        runs = record.wait_for(ends=8)
-    assert overlaps(runs) == []
 
 
 def test_on_a_redlock(own_redis: RedisServer, tmp_path: Path) -> None:

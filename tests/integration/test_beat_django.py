@@ -8,10 +8,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -175,35 +174,6 @@ def test_each_tick_is_sent_once_while_beats_are_killed(site: Site) -> None:
 
 
 @pytest.mark.slow
-def test_beat_that_stops_writes_to_the_database(site: Site) -> None:
-    site.orm("add", name="clock", every=1)
-    for name in ("first", "second"):
-        (beat,) = site.start(name)
-        site.wait_for_sent("clock", 3)
-        assert beat.terminate() == 0
-    sent = site.sent("clock")
-    check_distinct(sent)
-    row = site.row("clock")
-    assert row["total_run_count"] == len(sent)
-    assert row["last_run_at"] == pytest.approx(sent[-1].due, abs=0.9)
-    assert site.ledger()["clock"] == pytest.approx(sent[-1].due, abs=JITTER)
-
-
-@pytest.mark.slow
-def test_beat_that_is_terminated_while_it_sends_finishes_the_send(site: Site) -> None:
-    site.orm("add", name="clock", every=1)
-    first, _ = site.start("first", "second")
-    site.wait_for_sent("clock", 2)
-    linger = site.directory / "linger"
-    linger.touch()
-    site.wait_for_sent("clock", 2)
-    assert first.terminate() == 0
-    linger.unlink()
-    site.wait_for_sent("clock", 3)
-    check_distinct(site.sent("clock"))
-
-
-@pytest.mark.slow
 def test_edits_are_honoured(site: Site) -> None:
     site.orm("add", name="clock", every=1)
     site.orm("add", name="edited", every=1)
@@ -264,126 +234,6 @@ def test_clocked_entry_is_sent_once(site: Site, end: Any) -> None:
     site.wait_for_sent("clock", 3)
     assert site.sent("one") == [sent]
     check_distinct(site.sent("clock"))
-
-
-@pytest.mark.slow
-@ENDS
-def test_one_off_interval_is_sent_once(site: Site, end: Any) -> None:
-    site.orm("add", name="clock", every=1)
-    (first,) = site.start("first")
-    site.wait_for_sent("clock")
-    site.orm("add", name="one", every=4, one_off=True)
-    (sent,) = site.wait_until_recorded("one")
-    assert site.row("one")["total_run_count"] == 0
-    end(first)
-    site.start("second")
-    until(lambda: not site.row("one")["enabled"])
-    site.wait_for_sent("clock", 6)
-    assert site.sent("one") == [sent]
-
-
-@pytest.mark.slow
-def test_one_off_entry_that_the_broker_refuses_is_sent_later(site: Site, redis_server: RedisServer) -> None:
-    """It must not count as over meanwhile, which disables it."""
-    site.settings |= {
-        "CELERY_SINGLETON_LOCK_BACKEND": redis_server.url_of(2),
-        "CELERY_TASK_PUBLISH_RETRY": False,
-    }
-    site.orm("add", name="clock", every=1)
-    when = soon(12)
-    site.orm("add", name="one", clocked=when, one_off=True)
-    (only,) = site.start("only")
-    site.wait_for_sent("clock")  # Without a connection, beat would wait for one.
-    site.server.kill()
-    only.wait_for("the broker did not take one", times=8)
-    site.server.start()
-    (sent,) = site.wait_for_sent("one")
-    assert sent.due == pytest.approx(when, abs=JITTER)
-    until(lambda: not site.row("one")["enabled"])
-    assert site.sent("one") == [sent]
-
-
-@pytest.mark.slow
-def test_clocked_entry_of_the_past_is_sent_at_once(site: Site) -> None:
-    """As in django-celery-beat: "now" is over when the form is saved."""
-    site.orm("add", name="clock", every=1)
-    site.orm("add", name="before", clocked=soon(-60), one_off=True)
-    (first,) = site.start("first")
-    site.wait_until_recorded("before")
-    site.orm("add", name="now", clocked=soon(-0.5), one_off=True)
-    site.wait_until_recorded("now")
-    first.kill()
-    site.start("second")
-    for entry in ("before", "now"):
-        until(lambda: not site.row(entry)["enabled"])  # noqa: B023 - called at once
-    site.wait_for_sent("clock", 2)
-    again = soon(2)
-    site.orm("change", name="now", clocked=again, enabled=True)
-    until(lambda: len(site.sent("now")) > 1)
-    site.wait_for_sent("clock", 2)
-    assert len(site.sent("before")) == 1
-    assert [message.due for message in site.sent("now")][1:] == pytest.approx([again], abs=JITTER)
-
-
-@pytest.mark.slow
-def test_entry_starts_at_its_start_time(site: Site) -> None:
-    site.orm("add", name="clock", every=1)
-    (first,) = site.start("first")
-    site.wait_for_sent("clock")
-    start = soon(2 + 3 * site.took)
-    site.orm("add", name="later", every=2, start_time=start)
-    until(lambda: site.sent("later"))
-    assert clock.wall() >= start
-    site.wait_until_recorded("later")
-    assert first.terminate() == 0
-    site.start("second")
-    later = site.wait_for_sent("later", 2)
-    assert later[0].due == pytest.approx(start, abs=JITTER)
-    assert spacings(later) == pytest.approx([2] * (len(later) - 1), abs=JITTER)
-    check_distinct(later)
-
-
-@pytest.mark.slow
-def test_crontab_of_another_time_zone(site: Site) -> None:
-    there = datetime.now(ZoneInfo("Asia/Kolkata"))
-    hours = f"{there.hour},{(there + timedelta(hours=1)).hour}"
-    site.orm("add", name="there", crontab={"hour": hours, "timezone": "Asia/Kolkata"})
-    site.orm("add", name="elsewhere", crontab={"hour": hours, "timezone": "America/Anchorage"})
-    (first,) = site.start("first")
-    site.wait_until_recorded("there", 75)
-    first.kill()
-    site.start("second")
-    until(lambda: len(site.sent("there")) >= 2)
-    sent = site.sent("there")
-    assert [message.due % 60 for message in sent] == [0, 0]
-    assert spacings(sent) == [60]
-    assert {datetime.fromtimestamp(message.due, timezone.utc).astimezone(there.tzinfo).hour for message in sent} <= {
-        *map(int, hours.split(","))
-    }
-    check_distinct(sent)
-    assert site.sent("elsewhere") == []
-
-
-@pytest.mark.slow
-def test_database_learns_what_a_killed_beat_has_sent(site: Site) -> None:
-    """So the next beat knows it even if the lock server has lost everything."""
-    site.orm("add", name="clock", every=1)
-    (first,) = site.start("first")
-    site.wait_for_sent("clock")
-    site.orm("add", name="rare", every=3600, last_run_at=soon(-3590))
-    (sent,) = site.wait_until_recorded("rare")
-    first.kill()
-    (second,) = site.start("second")
-    site.wait_for_sent("clock", 2)
-    second.terminate()
-    row = site.row("rare")
-    assert row["last_run_at"] >= sent.due - JITTER
-    assert row["total_run_count"] == 1
-    with site.server.client(2) as client:
-        client.flushdb()
-    site.start("third")
-    site.wait_for_sent("clock", 2)
-    assert site.sent("rare") == [sent]
 
 
 def test_worker_runs_what_is_due(site: Site) -> None:

@@ -10,9 +10,6 @@ from tests.integration.conftest import LONG, Shop, until
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
-#: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.
-TTL = 60.0
-
 READY = {"SUCCESS", "FAILURE", "REVOKED"}
 
 
@@ -57,34 +54,6 @@ def test_chain_of_the_same_call(shop: Shop) -> None:
         step = shop.sign("exclusive", "report", 0.0, immutable=True)
         assert chain(step, step, step, app=shop.app)().get(timeout=LIMIT) == "report"
     assert len(shop.record.runs("report")) == 30
-
-
-def test_nested(shop: Shop) -> None:
-    """A chord in a chain, with chains and a group in its header, all for one lock."""
-    waiting = shop.sign("waiting", "report", 0.05, immutable=True)
-    workflow = chain(
-        waiting,
-        chord(
-            group([chain(waiting, waiting), group([waiting, waiting]), waiting], app=shop.app), waiting, app=shop.app
-        ),
-        waiting,
-        app=shop.app,
-    )
-    result = workflow()
-    assert result.get(timeout=LIMIT) == "report"
-    assert final_states(shop, result) == {"SUCCESS"}
-    runs = shop.record.runs("report")
-    assert len(runs) == 8
-    assert len({run.task_id for run in runs}) == 8
-    assert overlaps(runs) == []
-
-
-def test_links(shop: Shop) -> None:
-    done = shop.send("exclusive", "report", link=shop.sign("mark"))
-    failed = shop.send("failing", "report-2", link_error=shop.sign("mark"))
-    assert done.get(timeout=LIMIT) == "report"
-    assert isinstance(failed.get(timeout=LIMIT, propagate=False), ValueError)
-    assert len(shop.record.wait_for(starts=2, job="mark")) == 2
 
 
 def test_link_error_of_a_refused_copy_is_sent(shop: Shop) -> None:

@@ -9,7 +9,6 @@ import pytest
 from redis import Redis
 
 from celery_singleton_lock import Lock, LockUnavailable, WrongLockServer
-from tests.integration import operators
 from tests.integration.conftest import Shop, until
 from tests.integration.operators import environment_of
 from tests.integration.queued_tasks import define
@@ -96,13 +95,3 @@ def test_lock_of_a_client_says_it(nodes: Cluster) -> None:
             refused += 1
             assert "a Lock takes a redis.cluster.RedisCluster" in str(error)  # noqa: PT017
     assert 0 < refused < len(JOBS)
-
-
-@pytest.mark.parametrize("database", ["", "/2"])
-def test_doctor_says_it(split: Shop, database: str) -> None:
-    found = operators.of_shop(
-        split, "doctor", singleton_lock_backend=split.conf["singleton_lock_backend"] + database
-    ).stdout
-    assert "it is a node of a cluster" in found
-    assert "write redis+cluster://" in found
-    assert "check the network" not in found

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from celery import chain, chord, group
@@ -16,7 +14,6 @@ from tests.integration.conftest import LONG, Shop, until
 from tests.integration.standing import Staff
 from tests.patience import LIMIT
 from tests.recording import overlaps
-from tests.servers import RedisServer
 
 #: Seconds of the holders' leases. No test here waits for the end of a lease, and a process that a busy machine stops
 #: for a second must not consider its own lease lost.
@@ -92,12 +89,6 @@ class TestCaller:
         assert [copy.get(timeout=LIMIT) for copy in copies] == ["report"] * 3
         assert len(shop.record.runs("report")) == 4
 
-    def test_retry_with_a_bound_ends_as_a_conflict(self, shop: Shop, holder: AsyncResult) -> None:
-        call = {"on_conflict": "retry", "conflict_retries": 1}
-        copy = shop.send("exclusive", "report", singleton_lock=call)
-        with pytest.raises(LockConflict):
-            copy.get(timeout=LIMIT)
-
     @pytest.mark.parametrize("policy", ["skip", "raise", "reject"])
     def test_copy_with_the_id_of_the_holder_leaves_its_result_alone(
         self, shop: Shop, holder: AsyncResult, policy: str
@@ -120,12 +111,6 @@ class TestChain:
         assert states(result) == [final] * 3
         assert shop.record.runs("mark") == []
 
-    def test_retried_step_goes_on_with_the_chain(self, shop: Shop, holder: AsyncResult) -> None:
-        result = chain(shop.sign("echo", 1), signed(shop, "retry"), shop.sign("echo"), app=shop.app)()
-        end_once_refused(shop, 1)
-        assert result.get(timeout=LIMIT) == "report"
-        assert states(result) == ["SUCCESS"] * 3
-
 
 class TestChord:
     @pytest.mark.parametrize("policy", ["skip", "raise", "reject"])
@@ -147,52 +132,6 @@ class TestChord:
         assert len(shop.record.runs("mark")) == 1
 
 
-class TestSameMessage:
-    @pytest.fixture
-    def shop(self, redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
-        """A shop where the copy is due when the lease has ended."""
-        return shop_on(redis_server)
-
-    def test_waiting_copy_runs_when_the_holder_is_killed(self, shop: Shop) -> None:
-        # One slot each and late acknowledgement: the worker that runs it takes nothing else; the other gets the copy.
-        victim, heir = shop.start("one", "two", concurrency=1)
-        first = shop.send("late", "report", 60.0)
-        (run,) = shop.record.wait_for(starts=1)
-        if os.getpgid(run.pid) != victim.process.pid:
-            victim, heir = heir, victim
-        shop.app.send_task("tests.integration.app.late", ("report", 0.05), task_id=first.id)
-        deadline = clock.now() + LIMIT
-        while "a copy waits, in case it dies" not in heir.log:
-            assert clock.now() < deadline
-            clock.sleep(0.02)
-        killed_at = clock.now()
-        victim.kill()
-        shop.record.wait_for(starts=2, ends=1, job="report")
-        dead, copy = shop.record.runs("report", killed_at=killed_at)
-        assert overlaps([dead, copy]) == []
-        assert copy.task_id == run.task_id
-        assert first.get(timeout=LIMIT) == "report"
-
-
-def test_only_the_running_copy_records_started(shop_on: Callable[..., Shop], redis_server: RedisServer) -> None:
-    shop = shop_on(redis_server, task_track_started=True, singleton_lock_ttl=TTL)
-    shop.start("one", "two")
-    running = shop.send("exclusive", "report", LONG)
-    (run,) = shop.record.wait_for(starts=1)
-    assert running.state == "STARTED"
-    assert running.info["pid"] == run.pid
-    shop.app.send_task("tests.integration.app.exclusive", ("report",), task_id=running.id)
-    copy = shop.send("exclusive", "report")
-    with pytest.raises(TaskRevokedError):
-        copy.get(timeout=LIMIT)
-    assert running.state == "STARTED"
-    assert running.info["pid"] == run.pid
-    stored = json.loads(shop.app.backend.client.get(shop.app.backend.get_key_for_task(running.id)))
-    assert stored["status"] == "STARTED"
-    shop.record.let_end("report")
-    assert running.get(timeout=LIMIT) == "report"
-
-
 class TestAtLeastFor:
     """The lock outlives a quick task: a call that was sent twice runs once."""
 
@@ -212,25 +151,3 @@ class TestAtLeastFor:
         runs = shop.record.runs("report")
         assert runs[1].start - sent_at >= 8.0, "counted from when the lock was taken, which is before the first start"
         assert overlaps(runs) == []
-
-    def test_end_of_the_worker_does_not_shorten_it(self, shop: Shop) -> None:
-        """The lock no longer belongs to a process."""
-        (one,) = shop.start("one")
-        first = shop.send("exclusive", "report", 0.01, singleton_lock={"at_least_for": 30.0})
-        assert first.get(timeout=LIMIT) == "report"
-        one.kill()
-        shop.start("one", "two")
-        second = shop.send("exclusive", "report", 0.01)
-        with pytest.raises(TaskRevokedError):
-            second.get(timeout=LIMIT)
-
-    @pytest.mark.parametrize("outcome", ["fails", "long"])
-    def test_failed_task_keeps_it_and_a_long_one_does_not(self, shop: Shop, outcome: str) -> None:
-        """A failed task keeps the lock for that time, too; a task that took longer does not."""
-        shop.start("one")
-        if outcome == "fails":
-            shop.send("failing", "report", singleton_lock={"at_least_for": 30.0}).get(timeout=LIMIT, propagate=False)
-            assert shop.held()
-        else:
-            shop.send("exclusive", "report", 1.5, singleton_lock={"at_least_for": 1.0}).get(timeout=LIMIT)
-            until(lambda: not shop.held(), TTL / 2)

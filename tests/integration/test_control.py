@@ -95,35 +95,6 @@ def test_task_is_stopped_before_its_lock_is_free_for_others(shop: Shop, pool: st
     until(lambda: shop.held() == [])
 
 
-@pytest.mark.parametrize("pool", POOLS)
-def test_task_is_stopped_though_no_renewal_is_due(shop: Shop, pool: str) -> None:
-    start(shop, "one", pool=pool, concurrency=2)
-    stopped = shop.send("exclusive", "report", LONG, singleton_lock={"ttl": 20 * LIMIT})
-    other = shop.send("exclusive", "other", LONG, singleton_lock={"ttl": 20 * LIMIT})
-    shop.record.wait_for(starts=1)
-    shop.record.wait_for(starts=1, job="other")
-    (key,) = (held["key"] for held in inspected_once(shop, 2) if held["task_id"] == stopped.id)
-    assert "is stopped within a second" in released(shop, key)["ok"]
-    with pytest.raises(LockLost, match="an operator has released it"):
-        stopped.get(timeout=LIMIT)
-    until(lambda: len(shop.held()) == 1)
-    shop.record.let_end("other")
-    assert other.get(timeout=LIMIT) == "other"
-
-
-def test_all_holders_of_a_semaphore_are_stopped(shop: Shop) -> None:
-    start(shop, "one", concurrency=3)
-    holding = [shop.send("paired", "report", 60.0) for _ in range(2)]
-    shop.record.wait_for(starts=2)
-    key = inspected_once(shop, 2)[0]["key"]
-    assert released(shop, key)["ok"].count("is stopped") == 2
-    for result in holding:
-        with pytest.raises(LockLost, match="an operator has released it"):
-            result.get(timeout=LIMIT)
-    assert shop.send("paired", "report").get(timeout=LIMIT) == "report"
-    until(lambda: not [name for name in shop.keys() if ":run" in name])  # noqa: SIM118 - no dictionary
-
-
 def test_task_that_is_only_warned_goes_on(shop: Shop) -> None:
     start(shop, "one")
     warned = shop.send("warned", "report", LONG)

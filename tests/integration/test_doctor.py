@@ -86,11 +86,6 @@ class TestOnTheCommandLine:
         first, *_ = map(json.loads, shown.stdout.splitlines())
         assert (first["severity"], first["subject"]) == ("problem", "singleton_lock:1:{job:x}:run")
 
-    def test_strict_counts_warnings(self, own_redis: RedisServer) -> None:
-        conf = {"singleton_lock_backend": own_redis.url, "singleton_lock_enabled": False}
-        assert run_here(**conf).exit_code == 0
-        assert run_here("--strict", **conf).exit_code == 1
-
     def test_no_server_no_broker_no_traceback(self) -> None:
         nowhere = "redis://:s3cret@127.0.0.1:1"
         shown = run_here(broker_url=nowhere, singleton_lock_backend=nowhere)
@@ -98,15 +93,6 @@ class TestOnTheCommandLine:
         assert "it does not answer: ConnectionError" in shown.output
         assert "workers cannot be asked" in shown.output
         assert "s3cret" not in shown.output
-
-    def test_server_that_refuses_has_answered(self) -> None:
-        with RedisServer(["--requirepass", "s3cret"], password="s3cret") as server:
-            wrong = f"redis://:wrong@127.0.0.1:{server.port}"
-            shown = run_here(broker_url="memory://", singleton_lock_backend=wrong)
-        assert shown.exit_code == 1
-        assert "it answered: AuthenticationError" in shown.output
-        assert "-> correct the user and the password in singleton_lock_backend" in shown.output
-        assert "start it" not in shown.output
 
 
 class TestWorkers:
@@ -142,13 +128,6 @@ class TestWorkers:
 class TestOneServer:
     """A Redis."""
 
-    def test_nothing_serious_is_reported_and_nothing_is_left(self, own_redis: RedisServer) -> None:
-        assert serious(looked_at(own_redis.url)) == []
-        with own_redis.client() as client:
-            left = list(client.scan_iter())
-            assert all(client.ttl(key) > 0 for key in left)
-            assert not [key for key in left if key.endswith(":run")]
-
     def test_least_rights_are_enough(self, own_redis: RedisServer) -> None:
         with user(own_redis, "~singleton_lock:*", "+@read", "+@write", "+@scripting", "+time") as url:
             diagnosis = looked_at(url)
@@ -172,17 +151,6 @@ class TestOneServer:
         (refused,) = [finding for finding in found if finding.text.startswith("no lock can be taken")]
         assert "s3cret" not in str(refused)
         assert refused.remedy == "ACL SETUSER <its user> ~singleton_lock:* +@read +@write +@scripting +time"
-
-    def test_silent_server_is_a_problem(self, own_redis: RedisServer) -> None:
-        own_redis.pause()
-        (finding,) = serious(looked_at(own_redis.url, singleton_lock_transport_options={"socket_timeout": 0.1}))
-        assert (finding.severity, "does not answer" in finding.text) == ("problem", True)
-
-    def test_real_lock_finds_full_memory(self, own_redis: RedisServer) -> None:
-        with own_redis.client() as client:
-            client.execute_command("CONFIG", "SET", "maxmemory", "1")
-        found = {finding.text.partition(":")[0]: finding.severity for finding in serious(looked_at(own_redis.url))}
-        assert found["no lock can be taken"] == "problem"
 
 
 class TestKeys:
@@ -231,11 +199,6 @@ class TestBeat:
             shown = locks_of("doctor", "--timeout", "0.1", app=APP, env=beats.environment())
         for beat in both:
             assert f"(pid {beat.process.pid}) sends the schedule {APP}" in shown.stdout, shown.stderr
-
-    def test_missing_beat_is_a_warning(self, own_redis: RedisServer) -> None:
-        (finding,) = serious(looked_at(own_redis.url, beat_scheduler="exclusive"))
-        assert (finding.severity, "no beat runs for the schedule shop" in finding.text) == ("warning", True)
-        assert serious(looked_at(own_redis.url)) == []
 
 
 class TestRedlock:

@@ -8,7 +8,6 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded
 
 from tests.integration.conftest import Shop, is_alive, until
-from tests.integration.operators import of_shop
 from tests.integration.standing import Staff
 from tests.patience import LIMIT
 from tests.recording import overlaps
@@ -55,17 +54,6 @@ class TestFromOutside:
         killed, following = shop.record.runs("report", killed_at=float("inf"))
         assert not is_alive(killed.pid)
         assert following.start - killed.start < 10
-
-    def test_copy_of_a_task_that_a_hard_time_limit_ended_is_not_run(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        result = shop.send("late", "report", 30.0, time_limit=1)
-        with pytest.raises(TimeLimitExceeded):
-            result.get(timeout=LIMIT)
-        until(lambda: not shop.held())
-        shop.send("late", "report", 0.0, task_id=result.id)
-        until(lambda: any("this copy is dropped" in worker.log for worker in shop.workers))
-        assert len(shop.record.runs("report")) == 1
-        assert shop.state_of(result) == "FAILURE"
 
     @pytest.mark.parametrize("signal", ["TERM", "KILL"])
     def test_revoked_while_running(self, shop: Shop, signal: str) -> None:
@@ -121,16 +109,6 @@ class TestByItself:
         assert len(runs) == 40
         assert overlaps(runs) == []
 
-    def test_sends_itself(self, shop: Shop) -> None:
-        """A copy with another id meets its sender's lock: `on_conflict` decides, and waiting callers get an end."""
-        result = shop.send("ending", "report", "delay itself")
-        assert result.get(timeout=LIMIT) == "report"
-        child = shop.app.AsyncResult(f"{result.id}-child")
-        child.get(timeout=LIMIT, propagate=False)
-        assert child.state in ("REVOKED", "SUCCESS"), "it may arrive just after its sender has ended"
-        assert overlaps(shop.record.runs("report")) == []
-        assert_free_and_runs(shop)
-
     def test_applies_itself(self, shop: Shop) -> None:
         """It would have to wait for its own caller."""
         for how in ("apply itself", "apply itself, waiting"):
@@ -167,23 +145,3 @@ class TestRetry:
         assert overlaps(runs) == []
         assert [run.fence for run in runs] == sorted({run.fence for run in runs})
         assert_free_and_runs(shop)
-
-    def test_retained_lock_is_freed_with_the_last_attempt(self, shop: Shop) -> None:
-        app = shop.app
-        result = app.send_task("tests.integration.app.retaining", ("report", 0.1), {"succeeds": False})
-        with pytest.raises(Exception, match="retry"):
-            result.get(timeout=LIMIT)
-        assert len(shop.record.runs("report")) == 3
-        assert_free_and_runs(shop)
-
-    def test_retained_lock_is_freed_when_the_retry_is_revoked(self, shop: Shop) -> None:
-        result = shop.send("retaining", "report", 2.0)
-        shop.record.wait_for(ends=1)
-        shop.app.control.revoke(result.id)
-        with pytest.raises(TaskRevokedError):
-            result.get(timeout=LIMIT)
-        assert_free_and_runs(shop)
-        until(lambda: "SUCCESS" in of_shop(shop, "stats").stdout)
-        # The child that another test has killed may be counted only now.
-        cut_short = [line for line in of_shop(shop, "stats").stdout.splitlines() if "(CRASHED)" in line]
-        assert all("stubborn" in line for line in cut_short)

@@ -111,22 +111,6 @@ def test_waiter_gets_the_lock_of_a_killed_worker_within_ttl_and_a_second(shop: S
     assert runs
 
 
-def test_retries_run_one_after_the_other_and_are_not_skipped(shop: Shop) -> None:
-    shop.start("one", "two")
-    results = [shop.send("retrying", f"job-{n}") for n in range(20)]
-    for n, result in enumerate(results):
-        assert result.get(timeout=LIMIT) == f"job-{n}"
-    runs = shop.record.runs()
-    assert len(runs) == 60
-    assert overlaps(runs) == []
-
-
-def test_caller_that_has_the_result_finds_the_lock_free(shop: Shop) -> None:
-    shop.start("one", "two")
-    for _ in range(30):
-        assert shop.send("exclusive", "report", 0).get(timeout=LIMIT) == "report"
-
-
 def test_threads_of_eager_calls_end(redis_server: RedisServer) -> None:
     # In a process of its own: the thread of another test's lease may be at work here.
     done = subprocess.run(

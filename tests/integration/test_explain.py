@@ -28,13 +28,3 @@ def test_explains_a_call_and_names_the_holder(shop: Shop) -> None:
     wrong = of_shop(shop, "explain", TASK, "report", "tenant=7")
     assert (wrong.returncode, "got an unexpected keyword argument 'tenant'" in wrong.stderr) == (2, True)
     assert "lock_ttl = 6.0  from the setting singleton_lock_ttl" in for_people
-
-
-def test_two_calls_are_compared(shop: Shop) -> None:
-    differ = of_shop(shop, "explain", TASK, "7", "vs", TASK, '"7"').stdout
-    assert "different keys: they do not exclude each other\n  job: 7 (i1:7), '7' (s1:7)" in differ
-    same = of_shop(shop, "explain", "--json", TASK, "7", "1", "vs", TASK, "7", "seconds=2").stdout
-    assert json.loads(same.splitlines()[-1]) == {
-        "same": True,
-        "differences": ["seconds differs and does not count: 1, 2"],
-    }

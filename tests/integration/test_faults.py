@@ -45,19 +45,6 @@ def test_holder_aborts_before_its_lease_ends_when_redis_stalls(split: Shop, own_
     assert lost.start < paused_at + LONG_TTL
 
 
-@pytest.mark.slow
-def test_blocking_call_is_interrupted(split: Shop, own_redis: RedisServer) -> None:
-    split.start("one")
-    victim = split.send("blocking", "report", 60.0, **LONG)
-    split.record.wait_for(starts=1)
-    own_redis.pause()
-    paused_at = clock.now()
-    with pytest.raises(LockLost):
-        victim.get(timeout=LIMIT)
-    (run,) = split.record.runs("report")
-    assert run.end < paused_at + LONG_TTL
-
-
 def test_child_that_does_not_stop_is_killed_before_its_lease_ends(split: Shop, own_redis: RedisServer) -> None:
     split.start("one")
     split.send("stubborn", "report", 60.0, **LONG)
@@ -81,26 +68,6 @@ def test_warned_task_goes_on(split: Shop, own_redis: RedisServer) -> None:
     own_redis.resume()
     assert result.get(timeout=LIMIT) == "report"
     assert split.record.runs("report")[0].outcome == "done"
-
-
-def test_lost_run_is_retried_where_the_task_says_so(split: Shop, own_redis: RedisServer) -> None:
-    split.start("one")
-    result = split.send("autoretrying", "report", 60.0)
-    split.record.wait_for(starts=1)
-    own_redis.pause()
-    split.record.wait_for(ends=1, job="report")
-    own_redis.resume()
-    # default_retry_delay is 3 minutes; here it only matters that the retry was sent.
-    until(lambda: result.state == "RETRY")
-
-
-def test_holder_notices_that_redis_restarted_empty(split: Shop, own_redis: RedisServer) -> None:
-    split.start("one", "two")
-    victim = split.send("exclusive", "report", 60.0)
-    split.record.wait_for(starts=1)
-    own_redis.restart()
-    with pytest.raises(LockLost, match=r"no longer has it|could not be renewed"):
-        victim.get(timeout=LIMIT)
 
 
 def test_short_outage_is_survived(split: Shop, own_redis: RedisServer) -> None:

@@ -9,11 +9,10 @@ import pytest
 from celery import chain, chord, group
 from celery.result import AsyncResult
 
-from celery_singleton_lock.keys.key import key_of_queue
 from celery_singleton_lock.options.rules import SCOPES, WHILE_EXECUTING
 from tests.integration.conftest import LONG, Shop, kill_child, quick_first, until
 from tests.integration.queued_tasks import define
-from tests.integration.test_queued import queued, start, until_can_be_sent
+from tests.integration.test_queued import start, until_can_be_sent
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
@@ -46,11 +45,6 @@ def until_followed(shop: Shop, times: int = 1) -> None:
 def come(shop: Shop) -> None:
     """Let workers take the messages in another queue from now on."""
     shop.app.control.add_consumer("another")
-
-
-def delete(shop: Shop, *keys: str) -> None:
-    with shop.locks() as client:
-        client.delete(*keys)
 
 
 def ends_all(shop: Shop) -> None:
@@ -116,25 +110,6 @@ class TestPlaces:
         assert second.state == first.state
         assert runs(shop) == 1
 
-    def test_chunks_take_no_lock_as_they_are_sent(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop)
-        job = tasks.until_executed
-        first = job.apply_async(("report",), countdown=300)
-        result = job.chunks([("report",), ("other",)], 1).apply_async()
-        assert value(result) == [["report"], ["other"]]
-        assert not first.ready()
-
-
-class TestLeaderEnds:
-    def test_after_a_replacement(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop, concurrency=2)
-        running(shop, tasks.is_replaced)
-        result = chain(tasks.is_replaced.si("report"), tasks.echo.s()).apply_async()
-        until_followed(shop)
-        ends_all(shop)
-        assert value(result) == "after report"
-        assert runs(shop) == runs(shop, "after report") == 1
-
 
 class TestLeaderIsGone:
     """One of its followers runs, and the others end like that follower."""
@@ -142,20 +117,6 @@ class TestLeaderIsGone:
     @pytest.fixture(params=quick_first("until_executed", "until_executing", "until_and_while_executing"))
     def job(self, tasks: SimpleNamespace, request: pytest.FixtureRequest) -> Any:
         return tasks.who[request.param]
-
-    def test_lost_by_the_broker(self, shop: Shop, tasks: SimpleNamespace, job: Any) -> None:
-        first = job.delay("report")
-        shop.app.control.purge()
-        result = group(job.si("report", 0.5) for _ in range(4)).apply_async()
-        start(shop, "one", "two")
-        until_followed(shop, 4)
-        assert runs(shop) == 0
-        (lock,) = queued(shop)
-        delete(shop, lock)  # As `locks clear --force` does, or as if it had expired.
-        found = value(result)
-        assert len(set(found)) == runs(shop) == 1
-        assert first.id not in found
-        until_can_be_sent(shop)
 
     def test_killed_as_it_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop, "one", "two", concurrency=2)
@@ -174,16 +135,6 @@ class TestLeaderIsGone:
 
 
 class TestFollower:
-    def test_expires(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        start(shop, concurrency=2)
-        job = tasks.who["until_executed"]
-        first = running(shop, job)
-        result = chain(job.si("report").set(expires=1.0), tasks.echo.s()).apply_async()
-        until(lambda: result.parent.state == "REVOKED")
-        ends_all(shop)
-        assert value(first) == first.id
-        until_can_be_sent(shop)
-
     def test_takes_no_slot(self, shop: Shop, tasks: SimpleNamespace) -> None:
         start(shop, concurrency=2)
         job = tasks.who["until_executed"]
@@ -194,19 +145,3 @@ class TestFollower:
         ends_all(shop)
         assert value(result) == [first.id] * 10
         assert runs(shop) == 1
-
-    def test_no_duplicate_is_sent_while_a_follower_runs(self, shop: Shop, tasks: SimpleNamespace) -> None:
-        job = tasks.who["until_executed"]
-        job.delay("report")
-        shop.app.control.purge()
-        result = chain(job.si("report", LONG), tasks.echo.s()).apply_async()
-        start(shop)
-        until_followed(shop)
-        (lock,) = queued(shop)
-        assert lock.startswith(key_of_queue(job.lock_key_of("report")))
-        delete(shop, lock)
-        shop.record.wait_for(starts=1, job="report")
-        assert job.delay("report").id == result.parent.id
-        ends_all(shop)
-        assert value(result) == result.parent.id
-        until_can_be_sent(shop)

@@ -21,7 +21,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.redis.store import RedisStore
-from tests.integration.conftest import LONG, Shop, until
+from tests.integration.conftest import Shop, until
 from tests.integration.operators import ask
 from tests.patience import LIMIT
 from tests.redis_server import RedisServer
@@ -78,21 +78,6 @@ class TestMessages:
         assert "\\x1b[2J" in said, "it is shown as what it is"
         worker.kill()
 
-    def test_a_number_as_an_id_breaks_no_display(self, shop: Shop) -> None:
-        (worker,) = shop.start("one", concurrency=2)
-        with shop.app.connection_for_write() as connection:
-            for task_id in (7, 8):
-                headers = {"id": task_id, "task": "tests.integration.app.exclusive", "lang": "py", "root_id": 7}
-                headers["ignore_result"] = True  # Celery's own result backends fail with such an id.
-                connection.SimpleQueue("celery").put([["report", 600.0], {}, {}], headers=headers, serializer="json")
-        shop.record.wait_for(starts=1)
-        journal = open_url(shop.conf["singleton_lock_backend"]).journal(PREFIX, size=10_000)
-        until(lambda: {"7", "8"} & {entry.task_id for entry in journal.entries(since=0.0)})
-        (line,) = [json.loads(text) for text in ask(shop, "list", "--json").stdout.splitlines()]
-        assert line["task_id"] in ("7", "8")
-        assert_harmless(say_all(shop))
-        worker.kill()
-
     def test_options_that_are_not_accepted_fail_clearly_and_the_worker_goes_on(self, shop: Shop) -> None:
         (worker,) = shop.start("one")
         shop.send("exclusive", "report", 600.0)
@@ -102,37 +87,6 @@ class TestMessages:
                 shop.send("exclusive", "report", singleton_lock=call).get(timeout=LIMIT)
         assert len(shop.record.runs("report")) == 1
         assert shop.send("exclusive", "honest").get(timeout=LIMIT) == "honest"
-        worker.kill()
-
-    def test_headers_of_the_wrong_type_are_left_out(self, shop: Shop) -> None:
-        """A copy of such a message could not be sent again, and kept its worker's slot forever."""
-        shop.start("one", concurrency=2)
-        holder = shop.send("exclusive", "report", LONG)
-        shop.record.wait_for(starts=1)
-        call = {"on_conflict": "retry"}
-        with shop.app.connection_for_write() as connection:
-            headers = {
-                "id": "strange",
-                "task": "tests.integration.app.exclusive",
-                "headers": "abc",
-                "singleton_lock": call,
-            }
-            connection.SimpleQueue("celery").put([["report", 0.01], {}, {}], headers=headers, serializer="json")
-        until(lambda: "on_conflict=retry" in shop.log)
-        shop.record.let_end("report")
-        holder.get(timeout=LIMIT)
-        assert shop.app.AsyncResult("strange").get(timeout=LIMIT) == "report"
-
-    def test_the_lock_is_switched_off_where_workers_accept_that(
-        self, shop_on: Callable[..., Shop], redis_server: RedisServer
-    ) -> None:
-        shop = shop_on(redis_server, singleton_lock_accept=["disable"])
-        (worker,) = shop.start("one")
-        shop.send("exclusive", "report", 600.0)
-        shop.record.wait_for(starts=1)
-        assert shop.send("exclusive", "report", 0.01, singleton_lock=False).get(timeout=LIMIT) == "report"
-        with pytest.raises(Exception, match="singleton_lock_accept"):
-            shop.send("exclusive", "report", singleton_lock={"wait": 1.0}).get(timeout=LIMIT)
         worker.kill()
 
 

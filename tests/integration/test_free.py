@@ -172,14 +172,6 @@ class TestAsking:
     def test_clear_needs_a_filter(self, shop: Shop) -> None:
         assert ask(shop, "clear", "--yes").exit_code == 2
 
-    def test_foreign_value_is_not_freed_by_force(self, shop: Shop) -> None:
-        with shop.locks() as client:
-            client.set(f"{KEY}:run", "somebody", ex=60)
-        refused = ask(shop, "release", KEY, "--force", "--yes")
-        assert refused.exit_code == 1
-        assert "this package did not write" in refused.stdout
-        assert shop.held() == [f"{KEY}:run"]
-
 
 def test_lock_of_a_message_is_left_until_it_ends_by_itself(shop: Shop) -> None:
     key = key_of_queue(key_of_text("singleton_lock", UNTIL_EXECUTED, "1"))

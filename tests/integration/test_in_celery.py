@@ -17,9 +17,6 @@ from tests.integration.events import watching
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
-#: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.
-TTL = 60.0
-
 #: A pool that runs one task at a time, so that no task meets a held lock.
 SOLO = pytest.param("solo", marks=pytest.mark.slow)
 
@@ -39,16 +36,6 @@ def test_key_is_made_only_where_the_task_runs(shop: Shop) -> None:
     keyed = {each.pid for each in shop.record.runs("key")}
     assert keyed == {run.pid}
     assert worker.process.pid not in keyed
-
-
-def test_slow_key_delays_nobody_else(shop: Shop) -> None:
-    shop.start("one", concurrency=2)
-    slow = shop.send("slowly_keyed", "slow", LONG, 0.05)
-    until(lambda: shop.record.runs("key"))
-    assert [shop.send("exclusive", "report", 0.01).get(timeout=LIMIT) for _ in range(5)] == ["report"] * 5
-    assert shop.record.runs("slow") == [], "all of them ended while the key was being made"
-    shop.record.let_end("key")
-    assert slow.get(timeout=LIMIT) == "slow"
 
 
 def send_starmap(shop: Shop, task: str, *items: tuple[Any, ...]) -> Any:

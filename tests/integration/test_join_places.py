@@ -6,16 +6,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
-from celery import group as group_of
 
 from tests.integration.conftest import LONG, POOLS, Shop
-from tests.integration.queued_tasks import define
-from tests.integration.test_followers import until_followed
 from tests.integration.test_join import JOIN, until_joined
-from tests.integration.test_queued import start
 from tests.patience import LIMIT
 from tests.rabbitmq import MISSING, RabbitMQ
 from tests.redis_server import RedisServer
@@ -62,18 +57,6 @@ class TestServers:
     def test_join(self, servers_shop: Shop) -> None:
         servers_shop.start("one", "two")
         check_join(servers_shop)
-
-    def test_following(self, servers_shop: Shop) -> None:
-        start(servers_shop, "one", "two")
-        job, queue = define(servers_shop.app).who["until_executed"], f"leader-{uuid4()}"
-        first = job.apply_async(("report", LONG), queue=queue)
-        parts = group_of(job.si("report"), job.si("report")).apply_async()
-        servers_shop.app.control.add_consumer(queue)
-        servers_shop.record.wait_for(starts=1, job="report")
-        until_followed(servers_shop, 2)
-        servers_shop.record.let_end("report")
-        assert parts.get(timeout=LIMIT) == [first.id] * 2
-        assert len(servers_shop.record.runs("report")) == 1
 
 
 @pytest.mark.parametrize("pool", [pool for pool in POOLS if pool != "prefork"])

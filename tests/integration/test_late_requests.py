@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +21,6 @@ from tests.contract.inside import (
     Holder,
     Lease,
     LockRequest,
-    Outcome,
     Record,
     Reservation,
     Store,
@@ -142,55 +138,6 @@ class TestAcquire:
         proxy.deliver()
         assert store.held(KEY) == []
 
-    def test_first_try_takes_nothing_after_the_second_one_found_the_lock_held(
-        self, store: Store, proxy: LateProxy
-    ) -> None:
-        other = taken(store)
-        proxy.hold(1)
-        assert isinstance(ask(store, holder=ME), Held)
-        store.free(other)
-        proxy.deliver()
-        assert store.held(KEY) == []
-
-    def test_first_try_takes_nothing_after_the_second_one_found_the_message_done(
-        self, store: Store, proxy: LateProxy
-    ) -> None:
-        store.free(taken(store, holder=ME), record=Record(ME.message, b"record", 60.0))
-        proxy.hold(1)
-        assert isinstance(ask(store, holder=ME, check_finished=True), Record)
-        proxy.deliver()
-        assert store.held(KEY) == []
-
-    def test_first_try_that_arrives_while_the_second_one_holds_the_lock(self, store: Store, proxy: LateProxy) -> None:
-        proxy.hold(1)
-        lease = taken(store)
-        proxy.deliver()
-        assert store.renew([lease], timeout=1.0) == [True]
-        assert store.free(lease)
-        assert store.held(KEY) == []
-
-    def test_first_try_that_arrives_last_shortens_no_hold(self, store: Store, proxy: LateProxy) -> None:
-        """As that of a message that was sent meanwhile: its lock lasts longer once it is confirmed."""
-        proxy.hold(1)
-        lease = taken(store, ttl=30.0)
-        assert store.renew([Hold(KEY, lease.owner, ttl=TTL)], timeout=1.0) == [True]
-        proxy.deliver()
-        (held,) = store.held(KEY)
-        assert held.remaining > 30.0
-
-    def test_first_try_that_arrives_while_its_owner_waits_takes_nothing_once_that_has_left(
-        self, store: Store, proxy: LateProxy
-    ) -> None:
-        """It leaves before it has asked again."""
-        other, request = taken(store), LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True)
-        proxy.hold(1)
-        assert isinstance(store.acquire(request), Held)
-        with store.waiter(request):
-            pass
-        store.free(other)
-        proxy.deliver()
-        assert store.held(KEY) == []
-
     def test_no_try_takes_anything_when_all_were_given_up(self, store: Store, proxy: LateProxy) -> None:
         proxy.hold(3)
         with pytest.raises(LockUnavailable):
@@ -232,14 +179,6 @@ class TestAcquire:
         assert store.free(lease)
         assert store.held(KEY) == []
 
-    def test_nothing_is_left_when_a_silent_server_wakes_up(self, own_redis: RedisServer, direct: Store) -> None:
-        own_redis.pause()
-        with pytest.raises(LockUnavailable):
-            ask(direct, holder=ME)
-        own_redis.resume()
-        until(lambda: is_settled(direct))
-        assert direct.held(KEY) == []
-
     def test_lock_that_was_granted_too_late_is_given_back(self, own_redis: RedisServer, proxy: LateProxy) -> None:
         """Answers take longer than a third of the ttl."""
         slow = open_url(f"redis://127.0.0.1:{proxy.port}/0")
@@ -251,29 +190,6 @@ class TestAcquire:
         proxy.delay(0.0)
         assert slow.held(KEY) == []
         slow.close()
-
-    def test_interrupted_acquire_that_arrives_later(
-        self, store: Store, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A time limit strikes during the wait for the answer."""
-
-        def interrupted(run: inside.Call) -> inside.Call:
-            def interrupt(*call: Any, **options: Any) -> object:
-                patch.undo()
-                with suppress(Exception):
-                    run(*call, **options)
-                raise KeyboardInterrupt
-
-            return interrupt
-
-        proxy.hold(1)
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            inside.calls_through(patch, store, interrupted)
-            ask(store)
-        assert len(proxy.held) == 1
-        until(lambda: is_settled(store))
-        proxy.deliver()
-        assert store.held(KEY) == []
 
     def test_acquire_that_is_interrupted_at_any_line_after_its_first_answer_was_lost(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
@@ -328,30 +244,6 @@ class TestAcquire:
 
 
 class TestAbandon:
-    def test_acquire_that_arrives_later(self, store: Store, proxy: LateProxy) -> None:
-        """As when a child was killed while its request was under way."""
-        owner = new_owner()
-        proxy.hold(3)
-        with pytest.raises(LockUnavailable):
-            ask(store, owner)
-        assert store.abandon(Lease(KEY, owner, ttl=TTL, fence=0, sent_at=0.0)) in (False, None)
-        until(lambda: is_settled(store))
-        proxy.deliver()
-        assert store.held(KEY) == []
-
-    @pytest.mark.parametrize("refuses", ["a replica", "a full server"])
-    def test_acquire_that_arrives_after_a_server_did_not_write(
-        self, own_redis: RedisServer, direct: Store, refuses: str
-    ) -> None:
-        owner = new_owner()
-        with own_redis.client() as client:
-            set_refusing(client, refuses, True)
-            assert direct.abandon(Hold(KEY, owner, ttl=TTL)) is None
-            set_refusing(client, refuses, False)
-        until(lambda: is_settled(direct))
-        with pytest.raises(LockUnavailable, match="was given up"):
-            ask(direct, owner)
-
     def test_never_raises_and_is_repeated(self, own_redis: RedisServer, direct: Store) -> None:
         lease = taken(direct)
         own_redis.pause()
@@ -394,17 +286,6 @@ class TestLeave:
         assert len(direct.inspect(KEY).records) == 5
         assert direct.held(KEY) == []
 
-    def test_newer_record_is_not_overwritten_later(self, own_redis: RedisServer, direct: Store) -> None:
-        lease = taken(direct)
-        own_redis.pause()
-        direct.remember(KEY, Record(ME.message, b"killed", 60.0))
-        inside.forget_owed(direct)  # As if it were sent only after the next one.
-        owed = inside.command("free", lease, record=Record(ME.message, b"killed", 60.0)).again()
-        own_redis.resume()
-        direct.free(lease, record=Record(ME.message, b"settled", 60.0))
-        inside.told(direct, owed)
-        assert [record.content for record in direct.inspect(KEY).records] == [b"settled"]
-
 
 @pytest.fixture
 def hold_back_release(store: Store, proxy: LateProxy, monkeypatch: pytest.MonkeyPatch) -> Callable[[Lease], None]:
@@ -420,16 +301,6 @@ def hold_back_release(store: Store, proxy: LateProxy, monkeypatch: pytest.Monkey
 
 
 class TestRelease:
-    def test_is_repeated_until_it_is_answered(self, own_redis: RedisServer, direct: Store) -> None:
-        lease = taken(direct, holder=ME)
-        own_redis.pause()
-        with pytest.raises(LockUnavailable):
-            direct.free(lease, record=Record(ME.message, b"record", 60.0))
-        own_redis.resume()
-        until(lambda: is_settled(direct))
-        assert direct.held(KEY) == []
-        assert isinstance(ask(direct, holder=ME, check_finished=True), Record)
-
     def test_is_carried_out_before_the_next_question(
         self, store: Store, hold_back_release: Callable[[Lease], None]
     ) -> None:
@@ -440,54 +311,6 @@ class TestRelease:
         assert isinstance(found, Record)
         assert found.content == b"record"
         assert is_settled(store)
-
-    def test_is_carried_out_before_its_record_is_looked_for(
-        self, store: Store, hold_back_release: Callable[[Lease], None]
-    ) -> None:
-        hold_back_release(taken(store, holder=ME))
-        found = store.recorded(KEY, ME.message)
-        assert found is not None
-        assert found.content == b"record"
-
-    def test_is_carried_out_before_a_copy_of_its_message_is_refused(
-        self, store: Store, hold_back_release: Callable[[Lease], None]
-    ) -> None:
-        """A copy whose run has lost its lock is refused without asking for the lock."""
-        hold_back_release(taken(store, holder=ME))
-        found = store.refuse(KEY, ME, Record(ME.message, b"lost", 60.0))
-        assert isinstance(found, Record)
-        assert found.content == b"record"
-
-    def test_is_carried_out_before_a_waiter_asks_again(
-        self, store: Store, own_redis: RedisServer, hold_back_release: Callable[[Lease], None]
-    ) -> None:
-        """A copy of the message waits in a slot of the same process."""
-        lease = taken(store, holder=ME)
-        with store.waiter(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, check_finished=True)) as waiter:
-            assert isinstance(waiter.ask(), Held)
-            with own_redis.client() as client:
-                until(lambda: client.info("clients")["blocked_clients"] == 1)
-            hold_back_release(lease)
-            found = waiter.ask()
-        assert isinstance(found, Record)
-        assert found.content == b"record"
-
-    def test_is_carried_out_before_a_waiter_that_was_woken_has_the_lock(
-        self, store: Store, own_redis: RedisServer, direct: Store, hold_back_release: Callable[[Lease], None]
-    ) -> None:
-        """The lease ended meanwhile, and another message has had the lock: its end wakes the copy."""
-        lease, found = taken(store, holder=ME), list[Lease | Held | Record]()
-        with store.waiter(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, check_finished=True)) as waiter:
-            assert isinstance(waiter.ask(), Held)
-            waiting = threading.Thread(target=lambda: found.append(waiter.wait(TTL)))
-            waiting.start()
-            with own_redis.client() as client:
-                until(lambda: client.info("clients")["blocked_clients"] == 1)
-            hold_back_release(lease)
-            direct.free(lease)
-            waiting.join()
-        assert isinstance(found[0], Record)
-        assert found[0].content == b"record"
 
     def test_can_be_repeated_by_the_caller(self, own_redis: RedisServer, direct: Store) -> None:
         lease = taken(direct)
@@ -522,74 +345,6 @@ class TestRelease:
         proxy.deliver()
         assert store.held(KEY) == [], "a late release keeps nothing for an heir that has come"
 
-    def test_keeps_nothing_for_an_heir_that_has_run(self, own_redis: RedisServer, direct: Store) -> None:
-        lease, following = taken(direct, holder=ME), replace(ME, retries=2)
-        done = direct.refuse(KEY, following, Record(following.message, b"record", 60.0))
-        assert done is None
-        own_redis.pause()
-        with pytest.raises(LockUnavailable):
-            direct.free(lease, reservation=Reservation(following, TTL))
-        own_redis.resume()
-        until(lambda: is_settled(direct))
-        assert direct.held(KEY) == []
-
-    def test_leaves_newer_records_alone(self, store: Store, proxy: LateProxy) -> None:
-        lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
-        proxy.hold(3)
-        with pytest.raises(LockUnavailable):
-            store.free(lease, record=record)
-        until(lambda: is_settled(store))
-        store.replace_records([(KEY, record._replace(content=b"settled"))])
-        inside.owe(store, inside.command("free", lease, record=record))
-        until(lambda: is_settled(store))
-        assert [record.content for record in store.inspect(KEY).records] == [b"settled"]
-
-    @pytest.mark.parametrize("state", ["SUCCESS", "FAILURE"])
-    def test_first_try_that_comes_last_does_not_unsettle_the_message(
-        self, store: Store, proxy: LateProxy, state: str
-    ) -> None:
-        """A first try is not marked as a repetition."""
-        lease, ended = taken(store, holder=ME), Outcome(state, b"value")
-        proxy.hold(1)
-        assert store.free(lease, record=ended.record_of(ME, 60.0))
-        settled = Outcome(state, settled=True).record_of(ME, 60.0)
-        store.replace_records([(KEY, settled)])
-        proxy.deliver()
-        assert [record.content for record in store.inspect(KEY).records] == [settled.content]
-
-    def test_record_of_another_run_replaces_the_first(self, store: Store) -> None:
-        """Celery's verdict on a killed child comes last."""
-        store.free(taken(store, holder=ME), record=Outcome("SUCCESS").record_of(ME, 60.0))
-        failed = Outcome("FAILURE").record_of(ME, 60.0)
-        store.remember(KEY, failed)
-        assert [record.content for record in store.inspect(KEY).records] == [failed.content]
-
-    def test_record_of_another_run_replaces_the_first_at_the_second_try_as_well(
-        self, store: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The first one did not reach the server."""
-        lease = taken(store, holder=ME)
-        store.remember(KEY, Outcome("FAILURE").record_of(ME, 60.0))
-        succeeded = Outcome("SUCCESS").record_of(ME, 60.0)
-
-        def fail_once(*args: Any, **options: Any) -> Any:
-            monkeypatch.undo()
-            raise ConnectionError("cut")
-
-        inside.calls_through(monkeypatch, store, lambda _: fail_once)
-        assert store.free(lease, record=succeeded)
-        assert [record.content for record in store.inspect(KEY).records] == [succeeded.content]
-
-    def test_repeated_record_replaces_a_provisional_one(self, store: Store) -> None:
-        """And a foreign value."""
-        lease, record = taken(store, holder=ME), Record(ME.message, b"record", 60.0)
-        key = inside.record_key(KEY, ME.message)
-        for write, value in (("SET", b"?refused"), ("LPUSH", b"a stranger's")):
-            inside.asked(store, "DEL", key)
-            inside.asked(store, write, key, value)
-            inside.told(store, inside.command("free", lease, record=record).again())
-            assert inside.asked(store, "GET", key) == b"record"
-
     def test_is_complete_where_nobody_can_be_woken(self, own_redis: RedisServer, direct: Store) -> None:
         """A foreign value is at the key for wake-ups: the release must not be repeated over and over because of it."""
         lease = taken(direct, holder=ME)
@@ -599,27 +354,6 @@ class TestRelease:
         assert direct.free(lease, record=Record(ME.message, b"record", 60.0))
         assert is_settled(direct)
         assert direct.held(KEY) == []
-
-    @pytest.mark.parametrize("at_once", [False, True])
-    def test_is_written_before_the_record_that_all_was_sent(
-        self, own_redis: RedisServer, direct: Store, monkeypatch: pytest.MonkeyPatch, at_once: bool
-    ) -> None:
-        """Otherwise a copy would find a record that says that perhaps none of the next tasks were sent."""
-        writer, record = inside.Settling(direct), Record(ME.message, b"record", 60.0)
-        lease = taken(direct, holder=ME)
-        inside.repeat_nothing(monkeypatch, direct)
-        own_redis.pause()
-        with pytest.raises(LockUnavailable):
-            direct.free(lease, record=record)
-        own_redis.resume()
-        own_redis.client().ping()
-        settled = record._replace(content=b"settled")
-        writer.replace(KEY, settled, at_once=at_once)
-        if not at_once:
-            assert writer.write() is not None, "it is tried again"
-        monkeypatch.undo()
-        until(writer.is_done)
-        assert [record.content for record in direct.inspect(KEY).records] == [b"settled"]
 
     def test_delays_the_records_of_no_other_lock(
         self, own_redis: RedisServer, direct: Store, monkeypatch: pytest.MonkeyPatch
@@ -698,74 +432,6 @@ class TestAge:
         assert left.content == record.content
         assert 35 < left.seconds <= 40
 
-    def test_record_that_has_expired_is_not_written(
-        self, store: Store, proxy: LateProxy, pass_time: Callable[[float], None]
-    ) -> None:
-        lease = taken(store, holder=ME)
-        proxy.hold(1000)
-        with pytest.raises(LockUnavailable):
-            store.free(
-                lease, record=Record(ME.message, b"record", 60.0), reservation=Reservation(replace(ME, retries=2), 60.0)
-            )
-        pass_time(61.0)
-        proxy.hold(0)
-        until(lambda: is_settled(store))
-        assert store.inspect(KEY).records == ()
-        assert store.held(KEY) == []
-
-
-class TestWaiter:
-    def test_question_that_arrives_after_the_waiter_has_left(self, store: Store, proxy: LateProxy) -> None:
-        first, owner = taken(store), new_owner()
-        assert isinstance(ask(store, owner, holder=ME, waiting=True), Held)
-        with store.waiter(LockRequest(KEY, owner, ttl=TTL, holder=ME)) as turn:
-            proxy.hold(1)
-            while isinstance(turn.wait(0.05), Held) and not proxy.held:
-                pass
-        assert proxy.held
-        store.free(first)
-        proxy.deliver()
-        assert store.held(KEY) == []
-
-    def test_question_that_arrives_after_the_waiter_was_given_the_lock_and_has_freed_it(
-        self, store: Store, proxy: LateProxy
-    ) -> None:
-        first, request = taken(store), LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True)
-        proxy.hold(1)
-        assert isinstance(store.acquire(request), Held)
-        with store.waiter(request) as turn:
-            assert isinstance(turn.wait(0.01), Held)
-            store.free(first)
-            while isinstance(found := turn.wait(0.5), Held):
-                pass
-        assert isinstance(found, Lease)
-        store.free(found)
-        proxy.deliver()
-        assert store.held(KEY) == []
-
-    def test_leaving_is_repeated(self, own_redis: RedisServer, direct: Store) -> None:
-        first, owner = taken(direct), new_owner()
-        assert isinstance(ask(direct, owner, holder=ME, waiting=True), Held)
-        with direct.waiter(LockRequest(KEY, owner, ttl=TTL, holder=ME)) as turn:
-            assert isinstance(turn.wait(0.01), Held)
-            own_redis.pause()
-        own_redis.resume()
-        until(lambda: is_settled(direct))
-        direct.free(first)
-        assert direct.held(KEY) == []
-
-    def test_interrupted_waiter_on_a_silent_server(self, own_redis: RedisServer, direct: Store) -> None:
-        first, owner = taken(direct), new_owner()
-        assert isinstance(ask(direct, owner, holder=ME, waiting=True), Held)
-        with suppress(KeyboardInterrupt), direct.waiter(LockRequest(KEY, owner, ttl=TTL, holder=ME)) as turn:
-            turn.wait(0.01)
-            own_redis.pause()
-            raise KeyboardInterrupt
-        own_redis.resume()
-        until(lambda: is_settled(direct))
-        direct.free(first)
-        assert direct.held(KEY) == []
-
 
 class TestDebts:
     def test_child_of_a_fork_owes_nothing(self, own_redis: RedisServer, direct: Store) -> None:
@@ -780,21 +446,6 @@ class TestDebts:
         until(lambda: is_settled(direct))
         assert direct.held(KEY) == []
 
-    def test_thread_ends_when_nothing_is_owed(self, own_redis: RedisServer, direct: Store) -> None:
-        lease = taken(direct)
-        own_redis.pause()
-        direct.abandon(lease)
-        (thread,) = inside.repeating_threads(direct)
-        assert thread is not None
-        own_redis.resume()
-        until(lambda: not thread.is_alive())
-
-    def test_are_bounded_in_time(self, own_redis: RedisServer, direct: Store) -> None:
-        own_redis.kill()
-        inside.owe(direct, inside.command("abandon", Hold(KEY, "x", ttl=1)), seconds=0.2)
-        until(lambda: not inside.repeating_threads(direct))
-        assert is_settled(direct)
-
     def test_are_bounded_in_number(
         self, own_redis: RedisServer, direct: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -807,47 +458,6 @@ class TestDebts:
         own_redis.resume()
         until(lambda: is_settled(direct))
 
-    def test_signal_handlers_use_what_they_have_interrupted(
-        self, own_redis: RedisServer, direct: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """At any line, as when beat gets a second signal while the end of its lease waits for an answer."""
-        inside.set_number(monkeypatch, "tries to send a question", 1)
-        own_redis.kill()
-        lines_left, owners = 0, list[str]()
-
-        def use() -> None:
-            hold = Hold(KEY, new_owner(), ttl=TTL)
-            inside.owe(direct, inside.command("abandon", hold), owner="too late", seconds=0.0)
-            direct.abandon(hold)
-            with suppress(LockUnavailable):
-                direct.recorded(KEY, ME.message)
-            owners.append(hold.owner)
-
-        def interrupting(frame: Any, event: str, _: object) -> Any:
-            nonlocal lines_left
-            if not frame.f_code.co_filename.endswith(inside.OUTBOX):
-                return None
-            lines_left -= event == "line"
-            if lines_left == 0:
-                sys.settrace(None)
-                use()
-                return None
-            return interrupting
-
-        for line in itertools.count(1):
-            inside.forget_owed(direct)
-            owners.clear()
-            lines_left = line
-            sys.settrace(interrupting)
-            try:
-                use()
-            finally:
-                sys.settrace(None)
-            assert {*owners} <= {*inside.owed(direct)}, f"at line {line}"
-            if lines_left > 0:
-                break
-        assert line > 20
-
     def test_call_that_the_server_refuses_does_not_delay_the_rest(self, own_redis: RedisServer, direct: Store) -> None:
         lease = taken(direct)
         with own_redis.client() as client:
@@ -857,140 +467,6 @@ class TestDebts:
         inside.owe(direct, inside.command("abandon", stranger))
         inside.owe(direct, inside.command("abandon", lease))
         until(lambda: direct.held(KEY) == [])
-
-
-class TestCutOff:
-    """A broken connection does not throw a waiter out."""
-
-    def waiters(self, store: Store, count: int) -> tuple[list[threading.Thread], list[object]]:
-        ended: list[object] = []
-
-        def wait(number: int) -> None:
-            owner, holder = new_owner(), Holder(f"waiter {number}")
-            try:
-                found = ask(store, owner, holder=holder, waiting=True)
-                with store.waiter(LockRequest(KEY, owner, ttl=TTL, holder=holder)) as turn:
-                    while isinstance(found, Held):
-                        found = turn.wait(60)
-                ended.append(isinstance(found, Lease) and store.free(found))
-            except LockUnavailable as error:
-                ended.append(error)
-
-        threads = [threading.Thread(target=wait, args=(number,)) for number in range(count)]
-        for thread in threads:
-            thread.start()
-        until(lambda: store.inspect(KEY).waiters == count)
-        return threads, ended
-
-    def test_killed_connections(self, own_redis: RedisServer, direct: Store) -> None:
-        first = taken(direct)
-        threads, ended = self.waiters(direct, 8)
-        with own_redis.client() as client:
-            for _ in range(3):
-                client.client_kill_filter(_type="normal", skipme=True)
-                until(lambda: client.info("clients")["blocked_clients"] == 1)
-        assert direct.free(first)
-        for thread in threads:
-            thread.join(60)
-        assert ended == [True] * 8
-
-    def test_server_that_is_restarted(
-        self, own_redis: RedisServer, direct: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        inside.wait_for_a_restart(monkeypatch)
-        taken(direct)
-        threads, ended = self.waiters(direct, 4)
-        own_redis.kill()
-        clock.sleep(0.3)
-        own_redis.start()
-        for thread in threads:
-            thread.join(60)
-        assert ended == [True] * 4
-
-    def test_server_that_does_not_come_back(self, own_redis: RedisServer, direct: Store) -> None:
-        taken(direct)
-        threads, ended = self.waiters(direct, 2)
-        own_redis.kill()
-        for thread in threads:
-            thread.join(60)
-        assert [type(it) for it in ended] == [LockUnavailable] * 2
-
-    def test_server_that_forbids_waiting_is_polled(self, own_redis: RedisServer, direct: Store) -> None:
-        first = taken(direct)
-        with own_redis.client() as client:
-            client.acl_setuser("default", enabled=True, commands=["-blpop"])
-            threads, ended = self.waiters(direct, 1)
-            clock.sleep(1.0)
-            asked = client.info("commandstats")["cmdstat_evalsha"]["calls"]
-            assert asked < 200
-        direct.free(first)
-        threads[0].join(60)
-        assert ended == [True]
-
-
-class TestFrozenWaiters:
-    def wait_in_a_child(self, url: str, number: int) -> int:
-        pid = os.fork()
-        if pid == 0:
-            with suppress(BaseException):
-                store, owner, holder = open_url(url), new_owner(), Holder(f"frozen {number}")
-                ask(store, owner, holder=holder, waiting=True)
-                with store.waiter(LockRequest(KEY, owner, ttl=TTL, holder=holder)) as turn:
-                    while isinstance(turn.wait(60), Held):
-                        pass
-                os.kill(os.getpid(), signal.SIGSTOP)
-            os._exit(1)
-        return pid
-
-    def test_live_waiter_gets_the_lock_in_seconds(self, own_redis: RedisServer, direct: Store) -> None:
-        """However long the ttl is: the lock was handed to a waiter that did not take it."""
-        first = taken(direct)
-        pids = [self.wait_in_a_child(own_redis.url, number) for number in range(4)]
-        try:
-            with own_redis.client() as client:
-                until(lambda: client.info("clients")["blocked_clients"] == 4)
-                for pid in pids:
-                    os.kill(pid, signal.SIGSTOP)
-                owner, released = new_owner(), clock.now()
-                found = ask(direct, owner, holder=ME, waiting=True)
-                with direct.waiter(LockRequest(KEY, owner, ttl=TTL, holder=ME)) as turn:
-                    turn.wait(0.01)
-                    direct.free(first)
-                    while isinstance(found, Held):
-                        found = turn.wait(min(found.remaining, 60))
-                assert isinstance(found, Lease)
-                assert clock.now() - released < TTL / 10
-        finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-
-    def test_frozen_waiter_that_goes_on_does_not_trust_the_lock(self, own_redis: RedisServer, direct: Store) -> None:
-        first = taken(direct)
-        pid = self.wait_in_a_child(own_redis.url, 1)
-        try:
-            with own_redis.client() as client:
-                until(lambda: client.info("clients")["blocked_clients"] == 1)
-            os.kill(pid, signal.SIGSTOP)
-            direct.free(first)
-            until(lambda: direct.held(KEY) == [] and isinstance(ask(direct, "o" * 32, holder=ME), Lease))
-            os.kill(pid, signal.SIGCONT)
-            until(lambda: direct.inspect(KEY).waiters == 1)
-            assert [held.owner for held in direct.held(KEY)] == ["o" * 32]
-        finally:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-
-
-def test_first_waiter_after_the_scripts_were_forgotten_keeps_its_place(own_redis: RedisServer, direct: Store) -> None:
-    first, owner = taken(direct), new_owner()
-    assert isinstance(ask(direct, owner, holder=ME, waiting=True), Held)
-    with direct.waiter(LockRequest(KEY, owner, ttl=TTL, holder=ME)) as turn, own_redis.client() as client:
-        assert isinstance(turn.wait(0.01), Held)
-        client.script_flush()
-        direct.free(first)
-        assert isinstance(ask(direct, waiting=True), Held), "who waits for less long gets in between"
-        assert isinstance(turn.wait(60), Lease)
 
 
 class TestFences:
@@ -1014,14 +490,6 @@ class TestFences:
             lease = taken(direct)
             assert lease.fence == 2**52 + 1
             assert client.get(FENCE) == str(2**52 + 1)
-
-    def test_time_is_asked_for_once(self, own_redis: RedisServer, direct: Store) -> None:
-        direct.free(taken(direct))
-        with own_redis.client() as client:
-            client.config_resetstat()
-            direct.free(taken(direct))
-            stats = client.info("commandstats")
-        assert stats["cmdstat_time"]["calls"] == 1
 
     def test_error_names_the_right_that_a_user_needs(self, own_redis: RedisServer, direct: Store) -> None:
         with own_redis.client() as client:

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 from celery.result import AsyncResult
-from celery.utils import uuid
 from kombu import Connection
 from redis import Redis
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.stores.redis.inspect import FRESH
 from tests.integration.conftest import FORGETFUL, LONG, POOLS, Shop, until
-from tests.integration.operators import EXCLUSIVE, ask
+from tests.integration.operators import ask
 from tests.patience import LIMIT
 from tests.rabbitmq import MISSING, RabbitMQ
 from tests.recording import overlaps
@@ -39,12 +37,6 @@ def strict(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
     return shop_on(redis_server, singleton_lock_ttl=TTL, test_wakes_once=True)
 
 
-@pytest.fixture
-def looking(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> Shop:
-    """A shop in which a copy that is not woken begins as its process finds the lock free."""
-    return shop_on(redis_server, singleton_lock_ttl=TTL, test_held=2.0 * LIMIT)
-
-
 def conflicts(shop: Shop) -> int:
     return shop.log.count(": another task has its lock")
 
@@ -58,19 +50,6 @@ def in_line(shop: Shop) -> int:
 def waiting(shop: Shop) -> list[int]:
     """How many wait for each lock that is held, according to `celery locks list --json`."""
     return [json.loads(line)["waiters"] for line in ask(shop, "list", "--json").stdout.splitlines()]
-
-
-def waited(shop: Shop) -> float:
-    """How many seconds the copies have waited that have run, according to `celery locks stats --json`."""
-    each = map(json.loads, ask(shop, "stats", "--json").stdout.splitlines())
-    return sum(of_task["waited"] for of_task in each if of_task.get("task", "").endswith("patient"))
-
-
-def are_older_than(shop: Shop, seconds: float) -> bool:
-    """Whether each place in line is that of a copy that met its first conflict so long ago."""
-    with shop.locks() as client:
-        places = [client.zrange(key, 0, -1, withscores=True) for key in client.scan_iter("*:waiting")]
-    return all(clock.wall() - since / 1000 > seconds for places_of in places for _, since in places_of)
 
 
 def delivered(shop: Shop) -> int:
@@ -124,19 +103,26 @@ def test_first_come_first_served(strict: Shop) -> None:
     assert [run.task_id for run in begun] == [holder.id, *(result.id for result in results)]
 
 
-def test_each_waiting_copy_counts_for_as_long_as_it_waits(shop: Shop) -> None:
-    shop.start("one", "two")
+def test_newcomer_leaves_a_free_lock_to_one_that_has_waited_for_longer(shop: Shop) -> None:
+    shop.start("one")
     holder = shop.send("exclusive", "report", LONG)
     shop.record.wait_for(starts=1)
-    began = clock.now()
-    results = send_all(shop, 5)
-    until(lambda: are_older_than(shop, FRESH) and waiting(shop) == [5])
-    assert json.loads(ask(shop, "show", "--json", EXCLUSIVE, "report").stdout)["waiters"] == 5
-    assert shop.log.count("put back, waits for the lock") == 5
+    (key,) = (each.removesuffix(":run") for each in shop.held())
     shop.record.let_end("report")
-    check(shop, [holder, *results])
-    until(lambda: waited(shop) >= 5 * FRESH)
-    assert waited(shop) < 5 * (clock.now() - began)
+    assert holder.get(timeout=LIMIT) == "report"
+    with shop.locks() as client:
+
+        def is_put_back() -> bool:
+            waiter = f"{key}:mail:elsewhere|{'0' * 32}"
+            client.zadd(f"{key}:waiting", {waiter: 1})
+            client.hset(f"{key}:asked", waiter, f"{client.time()[0] * 1000} 1")
+            return conflicts(shop) > 0
+
+        assert not is_put_back()
+        result = shop.send("patient", "report")
+        until(is_put_back)
+        assert shop.log.count("is left to one that has waited for longer") == 1
+    assert result.get(timeout=LIMIT) == "report"
 
 
 def test_copies_of_a_killed_process_stop_counting(shop: Shop) -> None:
@@ -164,31 +150,6 @@ def test_copy_that_is_revoked_lets_the_next_one_begin(strict: Shop) -> None:
     until(lambda: first.state == "REVOKED")
 
 
-@pytest.mark.parametrize("how", ["fails", pytest.param("dies", marks=pytest.mark.slow)])
-def test_copy_that_has_no_use_for_the_lock_lets_the_next_one_begin(looking: Shop, how: str) -> None:
-    looking.start("one")
-    holder = looking.send("exclusive", "report", LONG)
-    looking.record.wait_for(starts=1)
-    first = send(looking, "unready", task_id=f"{how}-{uuid()}")
-    results = [send(looking) for _ in range(2)]
-    looking.record.let_end("report")
-    check(looking, [holder, *results])
-    until(lambda: first.state == "FAILURE")
-
-
-def test_holder_whose_host_dies_wakes_nobody(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
-    """Its lease ends, and the waiters find the lock free."""
-    shop = shop_on(redis_server)
-    (dying,) = shop.start("dying", arguments=("-Q", "held"))  # It must not get any of the copies.
-    shop.send("exclusive", "report", LONG, queue="held")
-    shop.record.wait_for(starts=1)
-    shop.start("other")
-    results = send_all(shop, 3, expires=3600)
-    shop.record.let_end("report")
-    dying.kill()
-    assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 3
-
-
 def test_killed_main_process_keeps_nobody_else_waiting(shop: Shop) -> None:
     """The broker still has its copies, and delivers them again."""
     shop.start("staying")
@@ -210,19 +171,6 @@ def test_killed_main_process_keeps_nobody_else_waiting(shop: Shop) -> None:
             return all(result.ready() for result in results)
 
         until(are_ready)
-    check(shop, [holder, *results])
-
-
-def test_cut_connections_cost_no_wake_up(shop: Shop) -> None:
-    shop.start("one", "two")
-    holder = shop.send("exclusive", "report", LONG)
-    shop.record.wait_for(starts=1)
-    results = send_all(shop, 6)
-    with shop.locks() as client:
-        for one in client.client_list(_type="normal"):
-            if one["cmd"] == "blpop":
-                client.client_kill(one["addr"])
-    shop.record.let_end("report")
     check(shop, [holder, *results])
 
 

@@ -166,11 +166,6 @@ class TestHolding:
         assert lock.acquire(blocking_timeout=LIMIT)
         lock.release()
 
-    def test_with_block_raises_what_it_raised(self, make: Callable[..., Lock]) -> None:
-        with pytest.raises(ZeroDivisionError), make() as lock:
-            raise ZeroDivisionError
-        assert not lock.locked()
-
     def test_lost_lock_raises_at_the_end_by_default(self, make: Callable[..., Lock], client: Redis) -> None:
         with pytest.raises(NotOwned), make():
             client.flushall()
@@ -259,26 +254,6 @@ class TestSemaphore:
         with pytest.raises(ValueError, match="limit of semaphore"):
             Semaphore(client, NAME, 0)
 
-    def test_never_more_holders_than_its_limit(self, client: Redis) -> None:
-        holding, most, mutex = [0], [0], threading.Lock()
-
-        def work() -> None:
-            for _ in range(20):
-                with Semaphore(client, NAME, 3):
-                    with mutex:
-                        holding[0] += 1
-                        most[0] = max(most[0], holding[0])
-                    clock.sleep(0.001)
-                    with mutex:
-                        holding[0] -= 1
-
-        threads = [threading.Thread(target=work) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert most == [3]
-
 
 class TestWaiting:
     def queue(self, make: Callable[..., Lock], count: int, client: Redis, got: list[int]) -> list[threading.Thread]:
@@ -306,23 +281,6 @@ class TestWaiting:
             thread.join()
         assert got == [*range(8)]
 
-    @pytest.mark.slow
-    def test_waiters_keep_their_order_while_they_look_again(self, client: Redis) -> None:
-        """Waiters look every second, and might come back behind later ones."""
-        got: list[int] = []
-        lock = Lock(client, NAME)
-        lock.acquire()
-        threads: list[threading.Thread] = []
-        for number in range(4):
-            threads += self.one(client, number, got)
-            until(lambda number=number: client.zcard(WAITING) > number, "it waits")
-            clock.sleep(1.0)
-        clock.sleep(2.5)
-        lock.release()
-        for thread in threads:
-            thread.join()
-        assert got == [*range(4)]
-
     def one(self, client: Redis, number: int, got: list[int]) -> list[threading.Thread]:
         def wait() -> None:
             with Lock(client, NAME):
@@ -332,20 +290,6 @@ class TestWaiting:
         thread.start()
         return [thread]
 
-    def test_waiters_cost_next_to_nothing(self, client: Redis) -> None:
-        got: list[int] = []
-        lock = Lock(client, NAME)
-        lock.acquire()
-        threads = self.queue(lambda: Lock(client, NAME), 10, client, got)
-        began, before = clock.now(), client.info("commandstats")["cmdstat_evalsha"]["calls"]
-        clock.sleep(1.5)
-        asked = client.info("commandstats")["cmdstat_evalsha"]["calls"] - before
-        looks = 1 + int(clock.now() - began)
-        assert asked <= 10 * looks, "each looks once a second, in case a wake-up went to a frozen waiter"
-        lock.release()
-        for thread in threads:
-            thread.join()
-
     def test_waiting_outlasts_the_clients_socket_timeout(self, own_redis: RedisServer) -> None:
         client = Redis(port=own_redis.port, socket_timeout=0.5)
         lock, other = Lock(client, NAME), Lock(client, NAME)
@@ -353,29 +297,8 @@ class TestWaiting:
         assert not other.acquire(blocking_timeout=1.5)
         lock.release()
 
-    def test_nothing_is_left_of_waiters(self, client: Redis) -> None:
-        got: list[int] = []
-        lock = Lock(client, NAME)
-        lock.acquire()
-        threads = self.queue(lambda: Lock(client, NAME), 5, client, got)
-        lock.release()
-        for thread in threads:
-            thread.join()
-        left = keyspace.fence_key(keyspace.PlainKey(NAME))
-        until(lambda: {*client.scan_iter()} <= {left.encode()}, "only the counter is kept")
-        until(lambda: client.info("clients")["blocked_clients"] == 0, "nobody listens")
-
 
 class TestWhatBreaksOtherLocks:
-    def test_renewal_survives_a_read_only_server(self, client: Redis, caplog: pytest.LogCaptureFixture) -> None:
-        with Lock(client, NAME, timeout=12) as lock:
-            client.replicaof("127.0.0.1", 1)
-            until(lambda: "trying again" in caplog.text, "a renewal has failed")
-            left = client.pttl(NAME)
-            client.replicaof("NO", "ONE")
-            until(lambda: client.pttl(NAME) > left, "it is renewed")
-            lock.check()
-
     def test_many_locks_take_two_threads_and_few_connections(self, client: Redis) -> None:
         threads, before = set(threading.enumerate()), client.info("clients")["connected_clients"]
         locks = [Lock(client, f"lock {number}", timeout=RENEWED) for number in range(1000)]
@@ -393,21 +316,6 @@ class TestWhatBreaksOtherLocks:
         with pytest.raises(ZeroDivisionError), Lock(client, NAME):
             client.flushall()
             raise ZeroDivisionError
-
-    def test_holder_learns_that_its_lock_was_evicted(self, client: Redis) -> None:
-        lost = threading.Event()
-        lock = Lock(client, NAME, timeout=2.0, on_lost=lambda lock: lost.set())
-        lock.acquire()
-        client.config_set("maxmemory", client.info("memory")["used_memory"] + 500_000)
-        client.config_set("maxmemory-policy", "allkeys-random")
-        number = 0
-        while client.exists(NAME):
-            number += 1
-            client.set(f"filler {number}", b"x" * 1000)
-        assert lost.wait(LIMIT)
-        client.config_set("maxmemory", 0)
-        with pytest.raises(NotOwned):
-            lock.release()
 
     def test_name_that_cannot_be_sent_is_refused(self) -> None:
         """Its calls, repeated in the background, kept those of other locks from being sent."""

@@ -130,30 +130,6 @@ class TestSemaphore:
         shop.record.let_end("report")
         assert [result.get(timeout=LIMIT) for result in running] == ["report"] * 2
 
-    def test_copies_of_one_message_do_not_run_side_by_side(self, shop: Shop) -> None:
-        """Although there is room for two."""
-        shop.start("one", "two")
-        result = shop.send("late_paired", "report", LONG, task_id="the-same")
-        shop.record.wait_for(starts=1)
-        shop.send("late_paired", "report", LONG, task_id="the-same")
-        until(lambda: "a copy waits, in case it dies" in shop.log)
-        shop.record.let_end("report")
-        assert result.get(timeout=LIMIT) == "report"
-        until(lambda: not shop.held())
-        assert len(shop.record.runs("report")) == 1
-
-    def test_slot_of_a_killed_child_is_free_at_once(
-        self, redis_server: RedisServer, shop_on: Callable[..., Shop]
-    ) -> None:
-        shop = shop_on(redis_server, singleton_lock_ttl=600.0)
-        shop.start("one", "two", concurrency=3)
-        for _ in range(2):
-            shop.send("paired", "report", 300.0)
-        first, _ = shop.record.wait_for(starts=2)
-        killed_at = kill_child(first)
-        assert shop.send("paired", "report").get(timeout=LIMIT) == "report"
-        assert shop.record.runs("report")[2].start - killed_at < 60, "long before the end of the lease"
-
 
 def most_at_once(runs: list[Run]) -> int:
     edges = sorted([(run.start, 1) for run in runs] + [(run.end, -1) for run in runs])

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import celery
 import pytest
 from billiard.exceptions import WorkerLostError
 from redis import Redis
@@ -20,7 +19,6 @@ from tests.integration.workers import Worker
 from tests.patience import LIMIT
 from tests.recording import overlaps
 from tests.redis_server import RedisServer
-from tests.servers import Nodes
 
 #: Seconds of the leases in the tests that wait for one to end. Some are renewed by the main process alone.
 TTL = 4.0
@@ -68,15 +66,6 @@ class TestChildIsKilled:
         assert following.task_id == dead.task_id
         assert overlaps([dead, following]) == []
         assert not any("a copy waits, in case it dies" in worker.log for worker in patient.workers)
-
-    @pytest.mark.skipif(celery.VERSION[:2] < (5, 7), reason="Celery has retry_on_worker_lost since 5.7")
-    def test_retried_message_is_not_refused_by_its_own_lock(self, patient: Shop) -> None:
-        patient.start("one", "two")
-        result = patient.send("retried_when_lost", "report", 300.0)
-        (run,) = patient.record.wait_for(starts=1)
-        kill_child(run)
-        assert result.get(timeout=LIMIT) == "report"
-        assert len(patient.record.runs("report")) == 2
 
     def test_copy_of_a_message_that_counts_as_failed_is_not_run(self, patient: Shop) -> None:
         """Without reject_on_worker_lost, Celery's rule is that a killed task has failed and is not run again."""
@@ -144,17 +133,6 @@ class TestWorkerIsKilled:
         patient.start("name")
         until(lambda: not patient.held())
 
-    def test_worker_of_the_same_name_frees_no_lock_of_a_living_one(self, patient: Shop) -> None:
-        """Two workers with one name are a mistake, but no reason to let tasks overlap."""
-        patient.start("name", "other")
-        patient.send("exclusive", "report", 300.0)
-        patient.send("exclusive", "list", 300.0)
-        patient.record.wait_for(starts=2)
-        (second,) = patient.start("name")
-        until(lambda: second.log.count("0 locks were left behind by an earlier name") == 2)
-        assert len(patient.held()) == 2
-        assert "freed for a process" not in second.log
-
     def test_lock_of_a_host_that_is_gone_is_free_after_its_lease(self, shop: Shop) -> None:
         """Seen from another host, nothing can be proven: the lease has to end."""
         (victim,) = shop.start("victim")
@@ -174,16 +152,6 @@ class TestWorkerIsKilled:
 class TestChildDoesNotRun:
     """Its heartbeat stands still; the main process renews the lease instead."""
 
-    def test_c_code_that_holds_the_gil_keeps_the_lock(self, shop: Shop) -> None:
-        shop.start("one", "two")
-        result = shop.send("holding_gil", "report", int(3 * TTL))
-        shop.record.wait_for(starts=1)
-        waiter = shop.send("waiting", "report")
-        assert result.get(timeout=LIMIT) == "report"
-        assert waiter.get(timeout=LIMIT) == "report"
-        assert overlaps(shop.record.runs("report")) == []
-        assert shop.record.runs("lost") == []
-
     def test_stopped_child_keeps_the_lock_and_goes_on(self, shop: Shop) -> None:
         shop.start("one", "two")
         result = shop.send("exclusive", "report", 300.0)
@@ -200,74 +168,6 @@ class TestChildDoesNotRun:
         assert first.outcome == "done"
         assert overlaps([first, second]) == []
         assert shop.record.runs("lost") == []
-
-    @pytest.mark.slow
-    def test_stopped_child_keeps_the_lock_however_many_tasks_there_were(self, shop: Shop) -> None:
-        """Its report has room, though nobody needed those of the others."""
-        shop.start("one")
-        others = [shop.send("exclusive", f"{number} {'x' * 200}", 0.0) for number in range(500)]
-        assert all(other.get(timeout=LIMIT) for other in others)
-        result = shop.send("exclusive", "report", LONG)
-        (run,) = shop.record.wait_for(starts=1, job="report")
-        os.kill(run.pid, signal.SIGSTOP)
-        shop.wait_for_renewals(2)
-        shop.record.let_end("report")
-        os.kill(run.pid, signal.SIGCONT)
-        assert result.get(timeout=LIMIT) == "report"
-
-    @pytest.mark.slow
-    def test_stopped_child_gets_its_lock_again_on_a_node_that_forgot_it(
-        self, redis_server: RedisServer, shop_on: Callable[..., Shop]
-    ) -> None:
-        """Once the main process knows that the child has the lock, and in which place."""
-        with Nodes(3) as nodes:
-            shop = shop_on(redis_server, singleton_lock_backend=nodes.url, singleton_lock_ttl=9.0)
-            shop.start("one")
-            shop.send("exclusive", "report", LONG)
-            (before,) = shop.record.wait_for(starts=1)
-            result = shop.send("waiting", "report", LONG)
-            until(lambda: nodes.clients()[0].keys("*:waiting"), "it waits")
-            clock.sleep(1.0)  # The main process hears what it waits for; nothing reports that.
-            kill_child(before)
-            _, run = shop.record.wait_for(starts=2)
-            os.kill(run.pid, signal.SIGSTOP)
-            for node in nodes.clients():
-                until(lambda node=node: node.keys("*:run"), "the slowest node has granted it, too")
-                (key,) = node.keys("*:run")
-                node.delete(key)
-                until(lambda node=node, key=key: node.exists(key), "it has the lock again")
-            shop.record.let_end("report")
-            os.kill(run.pid, signal.SIGCONT)
-            assert result.get(timeout=LIMIT) == "report"
-
-    @pytest.mark.slow
-    def test_stopped_child_that_had_to_ask_again_keeps_the_lock_through_an_outage(
-        self, own_redis: RedisServer, shop_on: Callable[..., Shop]
-    ) -> None:
-        """It was in its slot while neither lock server nor broker answered, and asked as another owner then."""
-        with RedisServer() as broker:
-            shop = shop_on(
-                broker, locks=own_redis, singleton_lock_ttl=9.0, broker_transport_options={"socket_timeout": 1}
-            )
-            (worker,) = shop.start("one")
-            own_redis.pause()
-            result = shop.send("exclusive", "report", LONG)
-            until(lambda: "received" in worker.log)
-            broker.pause()
-            until(lambda: "cannot be put back" in worker.log)
-            own_redis.resume()
-            (run,) = shop.record.wait_for(starts=1)
-            broker.resume()
-            until(lambda: 0 < worker.log.count("trying again") == worker.log.count("answers again"), "it is over")
-            os.kill(run.pid, signal.SIGSTOP)
-            worker.forget_log()
-            own_redis.pause()
-            until(lambda: "trying again" in worker.log, "a renewal has failed")
-            own_redis.resume()
-            shop.wait_for_renewals(2)
-            shop.record.let_end("report")
-            os.kill(run.pid, signal.SIGCONT)
-            assert result.get(timeout=LIMIT) == "report"
 
 
 class TestWorkerIsStopped:
@@ -298,17 +198,6 @@ class TestWorkerIsStopped:
         assert aborted.end - woken_at < 60
         (lost,) = shop.record.wait_for(starts=1, job="lost")  # Its thread may be slower than the result.
         assert lost.task_id == stale.task_id
-
-    def test_run_whose_lock_is_gone_is_aborted_though_nobody_took_it(self, shop: Shop) -> None:
-        """Another holder may have come and gone in between: nobody can know."""
-        (worker,) = shop.start("one", concurrency=1)
-        result = shop.send("exclusive", "report", 300.0)
-        shop.record.wait_for(starts=1)
-        worker.pause()
-        until(lambda: not shop.held())
-        worker.resume()
-        with pytest.raises(LockLost):
-            result.get(timeout=LIMIT)
 
 
 def asks_for_messages(shop: Shop) -> bool:

@@ -9,7 +9,6 @@ import pytest
 from tests.integration.conftest import Shop
 from tests.patience import LIMIT
 from tests.proxy import LossyProxy
-from tests.recording import overlaps
 from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.slow
@@ -26,18 +25,6 @@ def test_two_hundred_at_once_share_one_heartbeat(shop: Shop, pool: str) -> None:
     runs = shop.record.runs()
     assert max(run.start for run in runs) < min(run.end for run in runs), "they did not run at once"
     assert shop.record.runs("lost") == []
-
-
-@pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet"])
-def test_two_hundred_copies_in_one_process_run_one_after_the_other(shop: Shop, pool: str) -> None:
-    shop.start("one", pool=pool, concurrency=200)
-    results = [shop.send("waiting", "report", 0.01) for _ in range(200)]
-    for result in results:
-        assert result.get(timeout=LIMIT) == "report"
-    runs = shop.record.runs("report")
-    assert len(runs) == 200
-    assert overlaps(runs) == []
-    assert len({run.fence for run in runs}) == 200
 
 
 @pytest.mark.parametrize("pool", ["threads", "gevent", "eventlet"])

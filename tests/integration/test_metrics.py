@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,16 +80,6 @@ def test_message_that_waits_meets_a_held_lock_once(shop: Shop) -> None:
     assert stats(shop)["tests.integration.app.patient"]["conflicts"] == {"retry": 1}
 
 
-def test_counts_are_available_while_the_workers_run(shop: Shop) -> None:
-    shop.start("one")
-    shop.send("exclusive", "report", 0.01).get(timeout=LIMIT)
-    until(lambda: journal(shop).counts())
-    (entry,) = journal(shop).entries(since=0.0)
-    (run,) = shop.record.runs("report")
-    assert (entry.kind, entry.outcome, entry.fence, entry.task_id) == ("run", "SUCCESS", run.fence, run.task_id)
-    assert (entry.node, entry.pid) == ("one@test", run.pid)
-
-
 def test_killed_child_and_lost_lock(shop: Shop) -> None:
     (worker,) = shop.start("one")
     killed = shop.send("exclusive", "report", 300.0)
@@ -158,22 +147,3 @@ def test_exporter_serves_prometheus(shop: Shop) -> None:
     assert f'singleton_lock_runs_total{{outcome="SUCCESS",task="{TASK}"}} 1.0' in page
     assert 'singleton_lock_held_now{lock="job"} 1.0' in page
     assert f'singleton_lock_held_seconds_count{{task="{TASK}"}} 1.0' in page
-
-
-def test_timeline_shows_what_ran_and_what_runs(shop: Shop, tmp_path: Path) -> None:
-    (worker,) = shop.start("one")
-    done = shop.send("exclusive", "report", 0.01)
-    done.get(timeout=LIMIT)
-    assert worker.terminate() == 0
-    shop.start("two")
-    running = shop.send("exclusive", "other", 300.0)
-    shop.record.wait_for(starts=1, job="other")
-    output = tmp_path / "timeline.html"
-    shown = of_shop(shop, "timeline", "--minutes", "5", "--output", str(output))
-    assert shown.stdout == f"2 entries in {output}\n", shown.stderr
-    text = output.read_text()
-    assert [len(re.findall(rf'<rect class="{tone}" x="[\d.]+%"', text)) for tone in ("good", "now")] == [1, 1]
-    assert done.id in text
-    assert running.id in text
-    assert of_shop(shop, "timeline", "--output", "-").stdout.startswith("<!doctype html>")
-    assert "singleton_lock_journal is 0" in of_shop(shop, "timeline", singleton_lock_journal=0).stderr

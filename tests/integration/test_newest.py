@@ -26,11 +26,6 @@ def shop(staff: Staff) -> Iterator[Shop]:
         yield shop
 
 
-def in_line(shop: Shop) -> int:
-    with shop.locks() as client:
-        return sum(client.zcard(key) for key in client.scan_iter("*:waiting"))
-
-
 def waiting(shop: Shop, task: str = "rerunning", job: str = "report", **options: object) -> AsyncResult:
     """Send a message that meets the lock, and waits."""
     result: AsyncResult = shop.send(task, job, **options)
@@ -82,18 +77,6 @@ class TestManyCome:
         assert len(ran(shop)) == 1 + list(states.values()).count("SUCCESS") <= 3
         assert ran(shop)[0] == holder.id
 
-    def test_with_a_wait_in_the_slot(self, shop: Shop) -> None:
-        shop.start("one", "two", concurrency=3)
-        holder = shop.send("rerunning", "report", LONG)
-        shop.record.wait_for(starts=1)
-        older = shop.send("rerunning", "report", singleton_lock={"on_conflict": "rerun", "wait": 60.0})
-        until(lambda: in_line(shop) > 0)
-        newest = waiting(shop)
-        shop.record.let_end("report")
-        assert newest.get(timeout=LIMIT) == "report"
-        assert is_superseded_by(older, newest)
-        assert ran(shop) == [holder.id, newest.id]
-
 
 class TestNothingIsLost:
     def test_holder_is_killed(self, shop: Shop) -> None:
@@ -125,21 +108,6 @@ class TestNothingIsLost:
             assert newest.get(timeout=LIMIT) == "report"
             assert is_superseded_by(older, newest)
         assert ran(shop) == [holder.id, newest.id]
-
-    def test_lock_server_forgets_the_order(self, shop: Shop) -> None:
-        """The messages know their numbers."""
-        shop.start("one", "two")
-        holder = shop.send("rerunning", "report", LONG)
-        shop.record.wait_for(starts=1)
-        others = [waiting(shop) for _ in range(3)]
-        until(lambda: all(shop.log.count(f"[{result.id}] received") > 1 for result in others))
-        with shop.locks() as client:
-            client.delete(*client.scan_iter("*:order:*"))
-        shop.record.let_end("report")
-        until(lambda: all(result.ready() for result in others))
-        assert others[-1].state == "SUCCESS"
-        first, *_, last = ran(shop)
-        assert (first, last) == (holder.id, others[-1].id)
 
 
 class TestNobodyWaitsForever:

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import re
-import signal
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 
 import pytest
-from redis import Redis
 
-from celery_singleton_lock import Lock
-from celery_singleton_lock.lock import NotOwned
 from tests.integration.conftest import LONG, POOLS, Shop, quick_first, until
-from tests.integration.outside import NAME, RENEWED
-from tests.integration.test_renewal import in_child, status_of
 from tests.integration.workers import Worker
 from tests.patience import LIMIT
 from tests.recording import Run
@@ -87,18 +77,6 @@ def test_outage_is_reported_once_from_its_beginning_to_its_end(split: Shop, own_
 
 
 @pytest.mark.parametrize("pool", quick_first("prefork", "threads"))
-def test_outage_without_leases_is_reported_once(split: Shop, own_redis: RedisServer, pool: str) -> None:
-    (worker,) = split.start("one", pool=pool, concurrency=3)
-    own_redis.kill()
-    results = [split.send("exclusive", f"job-{number}") for number in range(6)]
-    until(lambda: worker.log.count("put back, due in") >= 6)
-    until(lambda: said(worker, BEGINS), "the beginning is reported")
-    own_redis.start()
-    assert [result.get(timeout=LIMIT) for result in results] == [f"job-{number}" for number in range(6)]
-    use_until_it_is_over(split, worker)
-
-
-@pytest.mark.parametrize("pool", quick_first("prefork", "threads"))
 def test_refusal_is_an_outage_until_locks_are_granted(split: Shop, own_redis: RedisServer, pool: str) -> None:
     """A server without memory answers, and renews the lease of a task that runs."""
     (worker,) = split.start("one", pool=pool, concurrency=3)
@@ -116,44 +94,3 @@ def test_refusal_is_an_outage_until_locks_are_granted(split: Shop, own_redis: Re
     split.record.let_end("export")
     assert holder.get(timeout=LIMIT) == "export"
     use_until_it_is_over(split, worker)
-
-
-@pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture, own_redis: RedisServer) -> Callable[[str], int]:
-    """How many lines about the test's server have a text: stores of earlier tests may log as well."""
-    caplog.set_level(logging.INFO)
-
-    def count(text: str) -> int:
-        said = [it.getMessage() for it in caplog.records]
-        return sum(f":{own_redis.port}" in line and text in line for line in said)
-
-    return count
-
-
-@pytest.mark.parametrize("is_child", [False, True])
-def test_each_outage_is_reported_by_each_program(
-    own_redis: RedisServer, lines: Callable[[str], int], is_child: bool
-) -> None:
-    """A process that was forked from one without a pool has nobody who does it for it."""
-    client = Redis(port=own_redis.port)
-    server = client.info("server")["process_id"]
-    lock = Lock(client, NAME, timeout=RENEWED)
-    with lock:
-        before = {*threading.enumerate()}
-
-    def outages() -> bool:
-        for number in (1, 2):
-            assert lock.acquire()
-            os.kill(server, signal.SIGSTOP)
-            until(lambda: lines(BEGINS) >= number)  # noqa: B023 - called at once
-            until(lambda: lock.lost)
-            os.kill(server, signal.SIGCONT)
-            with suppress(NotOwned):
-                lock.release()
-            assert lock.acquire(blocking_timeout=LIMIT)
-            until(lambda: lines(ENDS) == number, "a renewal is answered")  # noqa: B023
-            lock.release()
-        until(lambda: {*threading.enumerate()} <= before, "its threads end")
-        return lines(BEGINS) == lines(ENDS) == 2
-
-    assert status_of(in_child(outages)) == 0 if is_child else outages()

@@ -39,13 +39,6 @@ def serving(server: RedisServer, directory: Path, pool: str, **conf: Any) -> Ite
         yield app, record
 
 
-@pytest.mark.parametrize("pool", POOLS[:3])
-def test_one_id_that_a_body_sends_twice_is_two_messages(redis_server: RedisServer, tmp_path: Path, pool: str) -> None:
-    with serving(redis_server, tmp_path, pool) as (app, record):
-        app.send_task("sends_twice", ("job", "fixed")).get(timeout=LIMIT)
-        assert [run.task_id for run in record.wait_for(starts=2, ends=2, job="job")] == ["fixed"] * 2
-
-
 #: How Celery sends exclusive tasks on: what the client sends, and how many follow.
 WAYS: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
     "link": (lambda plain, locked: plain("plain").set(link=locked("a")), 1),

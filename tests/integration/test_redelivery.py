@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from celery import chain, chord, group
+from celery import chord, group
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import clock
 from tests.integration.conftest import FORGETFUL, LONG, Shop, quick_first, redelivering, until
 from tests.patience import LIMIT
-from tests.recording import Run
 from tests.redis_server import RedisServer
 
 #: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.
@@ -56,18 +53,6 @@ class TestRunningMessage:
         assert len(forgetful.record.runs("report")) == 1
         assert forgetful.state_of(result) == "SUCCESS"
 
-    @pytest.mark.parametrize("pool", ["gevent", pytest.param("eventlet", marks=pytest.mark.slow)])
-    def test_comes_again_when_its_greenlet_is_ended_by_a_cold_shutdown(self, forgetful: Shop, pool: str) -> None:
-        (one,) = forgetful.start("one", pool=pool)
-        result = forgetful.send("late", "report", LONG)
-        forgetful.record.wait_for(starts=1)
-        one.process.send_signal(signal.SIGQUIT)
-        forgetful.record.wait_for(ends=1)
-        one.kill()
-        forgetful.record.let_end("report")
-        forgetful.start("two")
-        assert result.get(timeout=LIMIT) == "report"
-
     def test_copy_of_a_message_that_is_acknowledged_early_is_dropped(self, shop: Shop) -> None:
         shop.start("one", "two")  # With a slot that is free beside the first: a busy worker would keep the copy.
         result = shop.send("exclusive", "report", LONG)
@@ -93,18 +78,6 @@ class TestRunningMessage:
         assert len(shop.record.runs("report")) == 1
         assert shop.send("late", "report").get(timeout=LIMIT) == "report", "the other copy does not run"
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("acks_late", [True, False])
-    def test_eta_longer_than_the_visibility_timeout(self, forgetful: Shop, acks_late: bool) -> None:
-        forgetful.start("one", "two", "three", concurrency=2)
-        task = "late" if acks_late else "exclusive"
-        results = [forgetful.send(task, f"job-{n}", 0.5, countdown=3 * VISIBILITY) for n in range(3)]
-        for n, result in enumerate(results):
-            assert result.get(timeout=LIMIT) == f"job-{n}"
-        until(lambda: any("is already" in worker.log for worker in forgetful.workers))  # It was delivered again.
-        clock.sleep(VISIBILITY + 2)
-        assert len(forgetful.record.runs()) == 3
-
 
 class TestFinishedMessage:
     """Its worker is killed after the body, before the acknowledgement."""
@@ -121,16 +94,6 @@ class TestFinishedMessage:
         assert len(two.record.runs("report")) == 1
         assert any("its recorded end is reported again" in worker.log for worker in two.workers)
 
-    @pytest.mark.slow
-    def test_callbacks_and_the_rest_of_its_chain_go_on(self, two: Shop) -> None:
-        step = two.sign("late", "report", immutable=True).set(task_id="dies-unstored")
-        step.link(two.sign("mark", immutable=True))
-        result = chain(two.sign("echo", 1), step, two.sign("echo"), app=two.app)()
-        assert result.get(timeout=LIMIT) == "report"
-        two.record.wait_for(starts=1, job="mark")
-        assert len(two.record.runs("report")) == 1
-        assert len(two.record.runs("mark")) == 1
-
     @pytest.mark.parametrize(("task", "arguments"), quick_first(("late", []), ("large", [100_000])))
     @pytest.mark.parametrize("dies", quick_first("dies", "child"))
     def test_chord_is_completed_whose_part_was_stored_and_not_counted(
@@ -141,8 +104,3 @@ class TestFinishedMessage:
         result = chord(group([two.sign("echo", 1), step], app=two.app), two.sign("echo"), app=two.app)()
         assert result.get(timeout=LIMIT) == [1, "x" * arguments[0] if arguments else "report"]
         assert len(two.record.runs("report")) == 1
-
-
-def worker_of(shop: Shop, run: Run) -> Any:
-    """The worker that a run is on."""
-    return next(worker for worker in shop.workers if worker.process.pid == os.getpgid(run.pid))

@@ -6,9 +6,8 @@ import os
 import shutil
 import ssl
 import subprocess
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -111,58 +110,6 @@ class TestLostReplies:
         assert lease.trusted_until == end
         assert store.renew([lease], timeout=1) == [True]
 
-    def test_renewal_on_a_broken_connection_opens_a_new_one(self, lossy: tuple[Store, LossyProxy]) -> None:
-        store, proxy = lossy
-        lease = taken(store)
-        assert store.renew([lease], timeout=1) == [True]
-        proxy.cut()
-        assert store.renew([lease], timeout=1) == [True]
-
-    def test_release_during_a_stall_can_be_repeated(self, own_redis: RedisServer, store: Store) -> None:
-        lease = taken(store)
-        own_redis.pause()
-        with pytest.raises(LockUnavailable):
-            store.free(lease)
-        own_redis.resume()
-        store.free(lease)
-        assert isinstance(acquire(store), Lease)
-
-    def test_interrupted_acquire_leaves_nothing(
-        self, store: Store, client: Redis, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A time limit strikes between sending and reading."""
-        store.free(taken(store))
-        calls = []
-
-        def interrupted(run: inside.Call) -> inside.Call:
-            def interrupt(*args: object, **kwargs: object) -> object:
-                answer = run(*args, **kwargs)
-                calls.append(1)
-                if len(calls) == 1:
-                    raise KeyboardInterrupt
-                return answer
-
-            return interrupt
-
-        inside.calls_through(monkeypatch, store, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            acquire(store)
-        assert client.exists(f"{KEY}:run") == 0
-
-    def test_interrupted_abandon_is_sent_anyway(
-        self, store: Store, client: Redis, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        lease = taken(store, ttl=600.0)
-
-        def interrupted(*_: object, **__: object) -> None:
-            monkeypatch.undo()
-            raise KeyboardInterrupt
-
-        inside.calls_through(monkeypatch, store, lambda _: interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            store.abandon(lease)
-        until(lambda: client.exists(f"{KEY}:run") == 0, "the server has freed it")
-
     def test_hung_server_costs_seconds_not_minutes(self, own_redis: RedisServer, store: Store) -> None:
         store.free(taken(store))
         own_redis.pause()
@@ -182,29 +129,6 @@ class TestServer:
         assert store.free(lease)
         client.script_flush()
         taken(store)
-
-    def test_killed_connections_are_replaced(self, store: Store, client: Redis) -> None:
-        lease = taken(store)
-        client.client_kill_filter(_type="normal", skipme=True)
-        assert store.free(lease)
-
-    def test_killed_connection_costs_no_try(self, own_redis: RedisServer, client: Redis) -> None:
-        with closing(inside.server_at(own_redis.port)) as server:
-            server.command("PING")
-            client.client_kill_filter(_type="normal", skipme=True)
-            until(lambda: client.info("clients")["connected_clients"] == 1)
-            assert server.command("PING") == b"PONG"
-
-    def test_killed_connections_do_not_use_up_all_tries(self, store: Store, client: Redis) -> None:
-        """A program with many threads has more connections than a call has tries."""
-        inside.has_connections(store, 3 * inside.number("tries to send a question"))
-        client.client_kill_filter(_type="normal", skipme=True)
-        taken(store)
-
-    def test_fence_grows_over_a_restart_that_kept_nothing(self, own_redis: RedisServer, store: Store) -> None:
-        first = taken(store)
-        own_redis.restart()
-        assert taken(store).fence > first.fence
 
     def test_fence_grows_over_a_flush(self, store: Store, client: Redis) -> None:
         fences = []
@@ -246,14 +170,6 @@ class TestServer:
         with pytest.raises(LockUnavailable, match=r"ReadOnly|read only"):
             acquire(store)
 
-    def test_every_key_has_a_time_to_live(self, store: Store, client: Redis) -> None:
-        lease = taken(store)
-        store.acquire(LockRequest(KEY, new_owner(), ttl=TTL, holder=ME, waiting=True))
-        store.free(lease)
-        kinds = {key.removeprefix(KEY).split(":")[1] for key in client.keys("*")}
-        assert kinds == {"fence", "waiting", "asked", "mail"}
-        assert all(client.pttl(key) > 0 for key in client.keys("*"))
-
     def test_minimal_acl_is_enough(self, own_redis: RedisServer, client: Redis) -> None:
         client.acl_setuser(
             "locks", enabled=True, passwords=["+secret"], keys=["probe:*"],
@@ -290,13 +206,6 @@ class TestServer:
 
 
 class TestForeignValues:
-    def test_foreign_text_is_a_held_lock(self, store: Store, client: Redis) -> None:
-        client.set(f"{KEY}:run", "hello")
-        found = acquire(store)
-        assert isinstance(found, Held)
-        assert found.holder is None
-        assert client.get(f"{KEY}:run") == "hello"
-
     def test_value_of_another_type_is_a_clear_error(self, store: Store, client: Redis) -> None:
         client.rpush(f"{KEY}:run", "hello")
         with pytest.raises(LockUnavailable, match="WRONGTYPE"):
@@ -345,22 +254,6 @@ class TestForeignValues:
         client.persist(f"{KEY}:run")
         assert isinstance(acquire(store, limit=3, holder=Holder("another")), Held)
         assert client.ttl(f"{KEY}:run") == -1
-
-    def test_key_of_several_holds_lasts_as_long_as_the_last_of_them(self, store: Store, client: Redis) -> None:
-        ttls = {"a": 20.0, "b": 60.0, "c": 40.0}
-        leases = [taken(store, holder=Holder(name), limit=3, ttl=ttl) for name, ttl in ttls.items()]
-        for left in (60, 40, 20):
-            assert left - 5 < client.ttl(f"{KEY}:run") <= left
-            store.free(max(leases, key=lambda lease: lease.ttl))
-            leases.remove(max(leases, key=lambda lease: lease.ttl))
-        assert not client.exists(f"{KEY}:run")
-
-    def test_release_finds_a_value_of_another_type(self, store: Store, client: Redis) -> None:
-        lease = taken(store)
-        client.delete(f"{KEY}:run")
-        client.lpush(f"{KEY}:run", "x")
-        assert not store.free(lease)
-        assert client.llen(f"{KEY}:run") == 1
 
     def test_value_of_another_type_does_not_stop_the_renewal_of_others(self, store: Store, client: Redis) -> None:
         broken, good = taken(store), store.acquire(LockRequest(f"{KEY}2", new_owner(), ttl=TTL, holder=ME))
@@ -417,9 +310,6 @@ class TestConnections:
         with pytest.raises(InvalidOption, match="sokcet_timeout"):
             open_url("redis://h", {"sokcet_timeout": 1})
 
-    def test_no_connection_is_opened_before_it_is_used(self) -> None:
-        open_url("redis://127.0.0.1:1")
-
     def test_database_of_the_url(self, own_redis: RedisServer) -> None:
         store = open_url(own_redis.url_of(7))
         taken(store)
@@ -450,29 +340,6 @@ class TestConnections:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert store.renew([lease], timeout=1) == [True]
         assert store.free(lease)
-
-    def test_threads_share_a_store(self, store: Store) -> None:
-        owners: list[str] = []
-
-        def work() -> None:
-            for _ in range(50):
-                found = acquire(store)
-                if isinstance(found, Lease):
-                    owners.append(found.owner)
-                    assert store.free(found)
-
-        threads = [threading.Thread(target=work) for _ in range(20)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(owners) == len(set(owners)) > 0
-
-    def test_two_round_trips_for_an_acquire_and_a_release(self, store: Store, client: Redis) -> None:
-        store.free(taken(store))
-        before = _calls(client)
-        store.free(taken(store))
-        assert _calls(client) - before == 2
 
     def test_record_of_a_message_costs_no_round_trip(self, store: Store, client: Redis) -> None:
         store.free(taken(store))
@@ -516,11 +383,6 @@ class TestTLS:
         store = open_url(f"rediss://127.0.0.1:{port}/0")
         with pytest.raises(LockUnavailable, match=r"(?i)certificate"):
             acquire(store)
-
-    def test_certificate_may_go_unchecked_where_that_is_asked_for(self, port: int) -> None:
-        store = open_url(f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs=CERT_NONE")
-        assert store.free(taken(store))
-        store.close()
 
     def test_client_certificate_is_shown(self, own_redis: RedisServer, certificate: Path) -> None:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(certificate))

@@ -80,24 +80,12 @@ class TestFaults:
         assert outcomes["redelivered"]["runs"] == 1
         assert all(outcome["kept"] for outcome in outcomes.values())
 
-    @pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
-    def test_on_each_pool(self, shop: Shop, pool: str) -> None:
-        faults = [word for name in ("killed", "worker-killed", "silent") for word in ("--fault", name)]
-        outcomes = rehearsed(shop, "waiting", "--pool", pool, *faults)
-        kept = {name: outcome["kept"] for name, outcome in outcomes.items()}
-        assert kept == {"killed": None, "worker-killed": True, "silent": True}
-
     def test_worker_that_gives_its_lock_up_too_soon_is_found(self, shop: Shop) -> None:
         words = rehearsal("--fault", "silent", task="exclusive")
         env = environment_of(shop, singleton_lock_ttl=5.0)
         shown = locks(*words, app="tests.integration.impatient_app", env=env)
         assert shown.returncode == 1, shown.stderr
         assert "the run was stopped, though the server was back in time" in shown.stdout
-
-    def test_task_whose_calls_stop_each_other(self, shop: Shop) -> None:
-        outcomes = rehearsed(shop, "replacing_late", "--fault", "together")
-        assert outcomes["together"]["broken"] == []
-        assert "rehearsed as 'rerun'" in outcomes["together"]["notes"][0]
 
 
 @pytest.mark.slow

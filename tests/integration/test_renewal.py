@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import socket
@@ -17,12 +16,10 @@ from redis import CredentialProvider, Redis, RedisError
 from celery_singleton_lock import Lock, Redlock, clock
 from celery_singleton_lock.lock import NotOwned, Unavailable
 from tests.integration.outside import NAME, RENEWED, client
-from tests.integration.test_late_requests import LateProxy
 from tests.patience import LIMIT, until
 from tests.proxy import LossyProxy
 from tests.redis_server import RedisServer
 from tests.servers import Nodes
-from tests.stalling import KINDS
 
 __all__ = ["client"]
 
@@ -222,79 +219,6 @@ def test_process_that_slept_asks_whether_its_lock_is_still_held(
         own_redis.resume()
 
 
-def until_renewed(client: Redis, as_is_due: Callable[[], None]) -> None:
-    """Make it due, and wait until the server has renewed it."""
-    client.pexpire(NAME, 1000 * LIMIT)
-    as_is_due()
-    until(lambda: client.pttl(NAME) > 1000 * LIMIT, "it is renewed")
-
-
-def test_process_that_slept_keeps_its_lock_though_the_answer_takes_a_while(
-    client: Redis, proxy: LossyProxy, sleep_for: Callable[[float], None]
-) -> None:
-    """Its lease has ended as far as it knows, and is renewed in another thread."""
-    holder = Holder(proxy.port, client, timeout=20 * LIMIT)
-    proxy.delay(0.1)
-    until_renewed(client, lambda: sleep_for(25 * LIMIT))
-    until(lambda: not holder.lock.lost)
-    assert holder.left == []
-    holder.lock.release()
-
-
-def test_answer_that_is_read_late_is_followed_by_another_question_at_once(
-    client: Redis, proxy: LossyProxy, sleep_for: Callable[[float], None]
-) -> None:
-    """The process was stopped between sending and reading: another may have had the lock since."""
-    holder = Holder(proxy.port, client, timeout=20 * LIMIT)
-    holder.lock.reacquire()  # The server knows the script from now on.
-    proxy.hold(replies=True)
-    until_renewed(client, lambda: sleep_for(8 * LIMIT))
-    client.delete(NAME)
-    sleep_for(20 * LIMIT)
-    proxy.let_through()
-    assert holder.lost.wait(LIMIT)
-
-
-def test_interrupted_extension_leaves_the_next_renewals_to_others(
-    own_redis: RedisServer, client: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a time limit, say, while the server is silent."""
-    send, here = socket.socket.send, threading.current_thread()
-
-    def interrupted(it: socket.socket, data: bytes) -> int:
-        sent = send(it, data)
-        if threading.current_thread() is here and KINDS["RENEW"] in data:
-            raise KeyboardInterrupt
-        return sent
-
-    holder = Holder(own_redis.port, client)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(socket.socket, "send", interrupted)
-        holder.lock.reacquire()
-    holder.outlives(LOST)
-    assert holder.left == []
-
-
-def test_answers_that_are_missing_for_a_while_harm_nobody(client: Redis, proxy: LossyProxy) -> None:
-    holder = Holder(proxy.port, client, timeout=2 * RENEWED)
-    proxy.lose(2)
-    until(lambda: proxy.lost == 2)
-    holder.outlives(2 * RENEWED)
-    assert holder.left == []
-
-
-def test_renewal_that_arrives_late_shortens_no_longer_time(own_redis: RedisServer, client: Redis) -> None:
-    """It was given up, and the time was changed since then."""
-    with LateProxy(own_redis.port) as proxy:
-        holder = Holder(proxy.port, client, timeout=2 * RENEWED)
-        proxy.hold(1)
-        until(lambda: proxy.held)
-        holder.lock.extend(600, replace_ttl=True)
-        proxy.deliver()
-        assert not Lock(client, NAME).acquire(blocking_timeout=2 * RENEWED + 1.0)
-        holder.lock.release()
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_error_of_one_holder_harms_no_other(own_redis: RedisServer, client: Redis) -> None:
     told = threading.Event()
@@ -310,15 +234,6 @@ def test_error_of_one_holder_harms_no_other(own_redis: RedisServer, client: Redi
     assert told.wait(LIMIT)
     good.outlives(RENEWED + 1.0)
     assert good.left == []
-
-
-def test_lock_that_nobody_refers_to_any_more_is_free(client: Redis) -> None:
-    """No `release` was called; it must not be renewed for ever."""
-    lock = Lock(client, NAME, timeout=RENEWED)
-    assert lock.acquire()
-    del lock
-    gc.collect()
-    until(lambda: Lock(client, NAME).acquire(blocking=False))
 
 
 def in_child(body: Callable[[], bool]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -13,18 +12,12 @@ from celery import chain, states
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from celery_singleton_lock import LockSuperseded, in_bulk
-from celery_singleton_lock.runtime import Runtime
-from tests import programs
+from celery_singleton_lock import LockSuperseded
 from tests.integration.conftest import LONG, Shop, quick_first, until
-from tests.integration.operators import environment_of
 from tests.integration.queued_tasks import define
 from tests.integration.test_queued import queued, start, until_can_be_sent
 from tests.patience import LIMIT
 from tests.recording import overlaps
-
-#: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.
-TTL = 60.0
 
 JOBS = quick_first("newest", "newest_alone")
 
@@ -73,28 +66,6 @@ def test_one_runs_and_the_newest_waits(shop: Shop, tasks: SimpleNamespace) -> No
     assert overlaps(shop.record.runs("report")) == []
 
 
-def test_message_with_an_eta(shop: Shop, job: Any) -> None:
-    start(shop)
-    old = job.apply_async(("report",), countdown=4.0)
-    newest = job.apply_async(("report",), countdown=4.0)
-    assert newest.get(timeout=LIMIT) == "report"
-    assert is_superseded(old, newest)
-    assert ran(shop) == {newest.id}
-
-
-def test_lost_lock_replaces_nothing(shop: Shop, job: Any) -> None:
-    """The lock server came back empty: both run."""
-    first = job.delay("report")
-    Runtime.of(shop.app).confirmations.send_all()
-    with shop.locks() as locks:
-        locks.flushdb()
-    second = job.delay("report")
-    start(shop)
-    assert first.get(timeout=LIMIT) == second.get(timeout=LIMIT) == "report"
-    assert ran(shop) == {first.id, second.id}
-    until_can_be_sent(shop)
-
-
 def test_first_step_of_a_chain(shop: Shop, job: Any) -> None:
     last = chain(job.si("report"), job.si("after")).apply_async()
     newest = job.delay("report")
@@ -105,59 +76,6 @@ def test_first_step_of_a_chain(shop: Shop, job: Any) -> None:
     with pytest.raises(TaskRevokedError):
         last.parent.get(timeout=LIMIT)
     assert ran(shop, "after") == set()
-
-
-def killed(shop: Shop, task: Any, step: str, countdown: float = 0.0) -> None:
-    """Let a program send it that is killed at this step."""
-    arguments = [task.name.partition(".")[2], step, str(countdown)]
-    program = programs.run("tests.integration.killed_sender", arguments, environment=environment_of(shop))
-    assert program.returncode == -signal.SIGKILL, program.stderr
-
-
-@pytest.mark.parametrize("step", quick_first("other is found", "lock is asked for"))
-def test_sender_is_killed_before_it_has_sent(shop: Shop, job: Any, step: str) -> None:
-    start(shop)
-    old = job.apply_async(("report",), countdown=2.0)
-    killed(shop, job, step)
-    assert old.get(timeout=LIMIT) == "report"
-    assert ran(shop) == {old.id}
-
-
-@pytest.mark.parametrize("step", quick_first("message is sent", "old one is superseded"))
-def test_sender_is_killed_after_it_has_sent(shop: Shop, job: Any, step: str) -> None:
-    start(shop)
-    old = job.apply_async(("report",), countdown=6.0)
-    killed(shop, job, step)
-    shop.record.wait_for(ends=1)
-    with pytest.raises(TaskRevokedError):
-        old.get(timeout=LIMIT)
-    (run,) = shop.record.runs("report")
-    assert run.task_id != old.id
-    until_can_be_sent(shop)
-
-
-def test_senders_are_killed_one_after_the_other(shop: Shop, job: Any) -> None:
-    """Each message names the one that it replaces, though it is itself replaced by the time a worker has it."""
-    start(shop)
-    first = job.apply_async(("report",), countdown=8.0)
-    killed(shop, job, "message is sent", countdown=4.0)
-    killed(shop, job, "message is sent")
-    shop.record.wait_for(ends=1)
-    with pytest.raises(TaskRevokedError):
-        first.get(timeout=LIMIT)
-    assert len(shop.record.runs("report")) == 1
-    until_can_be_sent(shop)
-
-
-@pytest.mark.parametrize("step", quick_first("lock is had", "lock is asked for"))
-def test_sender_that_is_killed_leaves_a_lock_that_is_replaced(shop: Shop, job: Any, step: str) -> None:
-    killed(shop, job, step)
-    with shop.locks() as locks:
-        assert all(0 < locks.pttl(key) <= in_bulk.UNCONFIRMED_TTL * 1000 for key in queued(shop))
-    newest = job.delay("report")
-    start(shop)
-    assert newest.get(timeout=LIMIT) == "report"
-    assert ran(shop) == {newest.id}
 
 
 def test_message_that_starts_at_that_moment_runs_or_is_superseded(shop: Shop, job: Any) -> None:

@@ -13,10 +13,9 @@ import pytest
 from amqp import ChannelError
 from amqp.exceptions import MessageNacked
 from celery import Celery
-from kombu import Exchange, Queue
+from kombu import Queue
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.diagnosis.doctor import diagnose
 from celery_singleton_lock.task.putback import Original, Publisher
 from tests.integration import copies
 from tests.integration.conftest import Shop, until
@@ -156,29 +155,6 @@ def test_user_for_whom_celery_cannot_set_up_delays_is_served_as_on_other_brokers
 
 
 @pytest.mark.slow
-def test_user_that_may_not_write_to_the_default_exchange(
-    rabbitmq: RabbitMQ, redis_server: RedisServer, shop_on: Callable[..., Shop], queue: str
-) -> None:
-    """A worker puts a message back the way that it came, if only its queue gets it from there."""
-    rabbitmq.control("add_user", queue, "secret")
-    rabbitmq.control("set_permissions", queue, ".*", r"^(?!amq\.default$).*", ".*")
-    url = rabbitmq.url.replace("guest:guest", f"{queue}:secret")
-    queues = copies.queues(queue, f"{queue}-mirror", exchange_type="topic")
-    shop = shop_on(redis_server, broker_url=url, task_queues=queues, task_default_queue=queue, singleton_lock_ttl=60.0)
-    shop.start("one", arguments=("-Q", queue))
-    shop.send("exclusive", "report", LIMIT)
-    shop.record.wait_for(starts=1)
-    results = [shop.send("patient", "report") for _ in range(3)]
-    until(lambda: all(f"[{result.id}] on_conflict=retry" in shop.workers[0].log for result in results))
-    shop.record.let_end("report")
-    assert [result.get(timeout=LIMIT) for result in results] == ["report"] * 3
-    assert "cannot be put back" not in shop.workers[0].log
-    assert sorted(run.task_id for run in shop.record.runs("report")[1:]) == sorted(result.id for result in results)
-    (finding,) = (one for one in diagnose(shop.app, timeout=1.0).findings if one.subject == "broker")
-    assert "amq.default" in finding.text
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("queue_type", "exchange_type", "pool", "way"),
     [
@@ -266,35 +242,6 @@ def test_no_copy_is_kept_for_longer_than_the_consumer_timeout(
         assert re.search(rf"{running.id}\] .*is already running", worker.log)
         assert "PRECONDITION_FAILED" not in worker.log
         assert len(shop.record.runs("report")) == len(results)
-
-
-@pytest.mark.slow
-def test_messages_that_wait_in_the_broker_survive_its_death(rabbitmq: RabbitMQ, queue: str) -> None:
-    """It is killed while many messages wait, and while many that have waited are on their way."""
-    delays = pytest.importorskip(CELERYS)
-    app = Celery("sender", broker=rabbitmq.url, set_as_current=False)
-    reports = Exchange("reports", type="topic")
-    declared = Queue(queue, reports, routing_key=queue, queue_arguments={"x-queue-type": "quorum"})
-    app.conf.task_queues = [declared]
-    with app.connection_for_write() as connection:
-        declared(connection.channel()).declare()
-        delays.declare_native_delayed_delivery_exchanges_and_queues(connection, "quorum")
-    publisher = Publisher.of(app)
-    clock.sleep(2.0)  # RabbitMQ does not report when its new quorum queues are written to disk.
-    for number in range(500):
-        publisher.send(_message(queue, number), {"put_back": {}}, expires=True, delay=0.1 + number % 10 / 5)
-    rabbitmq.kill()
-    rabbitmq.restart()
-    left = set(range(500))
-
-    def arrived() -> bool:
-        with app.connection_for_write() as connection:
-            channel = connection.channel()
-            while (message := channel.basic_get(queue, no_ack=True)) is not None:
-                left.discard(int(message.properties["correlation_id"]))
-        return not left
-
-    until(arrived)
 
 
 def test_copy_that_rabbitmq_does_not_take_is_an_error(rabbitmq: RabbitMQ, queue: str) -> None:

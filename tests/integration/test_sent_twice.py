@@ -122,24 +122,11 @@ QUICK = (
 )
 
 
-class _Named:
-    """The tasks of a family as seen by a program without their code."""
-
-    def __init__(self, app: Celery, name: str) -> None:
-        self._app, self._name = app, name
-
-    def __getattr__(self, name: str) -> _Named:
-        return _Named(self._app, f"{self._name}.{name}")
-
-    def signature(self, args: Any, kwargs: Any, *, immutable: bool) -> Any:
-        return self._app.signature(self._name, args=args, kwargs=kwargs, immutable=immutable)
-
-
 class Sender:
     """Sends the shapes, and knows what ran."""
 
-    def __init__(self, app: Celery, record: Redis, stored: Redis, *, by_name: bool = False) -> None:
-        self.app, self._record, self._stored, self._by_name = app, record, stored, by_name
+    def __init__(self, app: Celery, record: Redis, stored: Redis) -> None:
+        self.app, self._record, self._stored = app, record, stored
         self._made: dict[tuple[str, str], Any] = {}
         self._results: dict[tuple[str, str], list[AsyncResult]] = {}
         self._waited_in_vain = False
@@ -151,7 +138,7 @@ class Sender:
 
     def _object(self, family: str, name: str) -> Any:
         shape = SHAPES[name]
-        tasks = _Named(self.app, family) if self._by_name else getattr(self.app, family)
+        tasks = getattr(self.app, family)
 
         def step(called: str, *args: Any, of: Any = None, immutable: bool = False, **more: Any) -> Any:
             named = {"tag": name, "name": called, **more}
@@ -227,7 +214,7 @@ def _shown(value: Any) -> str:
 
 
 @contextmanager
-def sending(redis: RedisServer, directory: Path, pool: str, *, by_name: bool = False) -> Iterator[Sender]:
+def sending(redis: RedisServer, directory: Path, pool: str) -> Iterator[Sender]:
     """One worker with this pool, and its sender.
 
     The server must outlive the test: leftover results contact it when they are garbage-collected.
@@ -245,11 +232,7 @@ def sending(redis: RedisServer, directory: Path, pool: str, *, by_name: bool = F
     try:
         with Redis.from_url(redis.url_of(3)) as record, Redis.from_url(redis.url_of(1)) as stored, worker:
             worker.wait_until_ready()
-            app = canvas_app.make(conf, record)
-            if by_name:
-                app = Celery("sender", set_as_current=False)
-                app.conf.update(conf)
-            yield Sender(app, record, stored, by_name=by_name)
+            yield Sender(canvas_app.make(conf, record), record, stored)
     finally:
         redis.flush()
 
@@ -305,11 +288,3 @@ def test_each_shape_that_is_sent_again_runs_again(redis_server: RedisServer, tmp
 def test_each_shape_that_is_sent_while_it_runs_runs_again(redis_server: RedisServer, tmp_path: Path, pool: str) -> None:
     with sending(redis_server, tmp_path, pool) as sender:
         assert compare(sender, "wide", overlapping(tuple(SHAPES)), at_once=True) == {}
-
-
-@pytest.mark.slow
-def test_canvas_of_a_program_without_our_code_runs_again(redis_server: RedisServer, tmp_path: Path) -> None:
-    """Its messages contain nothing random but their ids; a frozen signature is one message."""
-    names = tuple(name for name in SHAPES if "frozen" not in name and name not in ("chunks", "partial"))
-    with sending(redis_server, tmp_path, "prefork", by_name=True) as sender:
-        assert compare(sender, "own", names, at_once=False) == {}

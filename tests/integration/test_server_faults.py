@@ -79,33 +79,6 @@ def test_read_only_replica(split: Shop, server: Redis) -> None:
     assert_waits_and_runs(split, lambda: server.replicaof("NO", "ONE"))
 
 
-def test_no_permission_any_more(split: Shop, server: Redis) -> None:
-    victim = split.send("exclusive", "report", 60.0, **LONG)
-    split.record.wait_for(starts=1)
-    server.execute_command("ACL", "SETUSER", "default", "-@scripting")
-    broken_at = clock.now()
-    with pytest.raises(LockLost, match="could not be renewed"):
-        victim.get(timeout=LIMIT)
-    assert_aborted_in_time(split, broken_at)
-    assert_waits_and_runs(split, lambda: server.execute_command("ACL", "SETUSER", "default", "+@all"))
-
-
-def test_full_memory(split: Shop, server: Redis) -> None:
-    """A holder keeps its lock and frees it; newcomers wait."""
-    result = split.send("exclusive", "report", LIMIT)
-    split.record.wait_for(starts=1)
-    server.config_set("maxmemory", 1)
-
-    def heal() -> None:
-        split.wait_for_renewals(2)
-        split.record.let_end("report")
-        assert result.get(timeout=LIMIT) == "report"
-        server.config_set("maxmemory", 0)
-
-    assert_waits_and_runs(split, heal)
-    assert split.record.runs("lost") == []
-
-
 def test_killed_connections_and_forgotten_scripts(split: Shop, server: Redis) -> None:
     result = split.send("exclusive", "report", LIMIT)
     split.record.wait_for(starts=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Sequence
 
@@ -51,20 +50,6 @@ def test_warm_shutdown_waits_for_the_task(shop: Shop, pool: str) -> None:
     assert shop.held() == []
 
 
-def test_warm_shutdown_renews_until_the_end(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
-    shop = shop_on(redis_server, singleton_lock_ttl=4.5)
-    (worker,) = shop.start("one")
-    result = shop.send("exclusive", "report", LONG)
-    (run,) = shop.record.wait_for(starts=1)
-    worker.process.terminate()
-    until(lambda: "Warm shutdown" in worker.log)
-    os.kill(run.pid, signal.SIGSTOP)
-    shop.wait_for_renewals(2)
-    os.kill(run.pid, signal.SIGCONT)
-    shop.record.let_end("report")
-    assert result.get(timeout=LIMIT) == "report"
-
-
 @pytest.mark.parametrize("task", ["exclusive", "late"])
 def test_soft_shutdown_waits_and_then_stops_the_task(
     redis_server: RedisServer, shop_on: Callable[..., Shop], task: str
@@ -76,21 +61,6 @@ def test_soft_shutdown_waits_and_then_stops_the_task(
     quit_at_work(shop, worker)
     assert shop.held() == []
     assert not is_alive(run.pid)
-
-
-@pytest.mark.skipif(celery.VERSION[:2] < (5, 5), reason="it has no soft shutdown")
-def test_soft_shutdown_during_which_the_task_fails(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
-    """Celery reads that only when it has cancelled what has not ended, as far as it knows."""
-    shop = shop_on(redis_server, singleton_lock_ttl=600.0, worker_soft_shutdown_timeout=3.0)
-    (worker,) = shop.start("one")
-    result = shop.send("failing_when_told", "report", LONG)
-    shop.record.wait_for(starts=1)
-    begin_to_quit(shop, worker)
-    until(lambda: "Initiating Soft Shutdown" in worker.log)
-    shop.record.let_end("report")
-    until(lambda: shop.state_of(result) == "FAILURE")
-    worker.process.wait(LIMIT)
-    assert shop.state_of(result) == "FAILURE"
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])

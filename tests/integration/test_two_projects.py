@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from tests.integration.beats import APP, Studio, studio
-from tests.integration.test_cli import locks as locks_of
+from tests.integration.beats import Studio, studio
 from tests.integration.workers import Worker, environment
 from tests.patience import until
 from tests.recording import Record
@@ -87,45 +85,3 @@ def test_schedule_of_another_project_is_reported(beats: Studio, own_redis: Redis
     beat.wait_for(STRANGERS)
     assert "the lock server records what was sent of of-0, " in beat.log
     assert "give each project its own singleton_lock_prefix" in beat.log
-
-
-def test_doctor_finds_the_schedule_of_another_project(beats: Studio, own_redis: RedisServer) -> None:
-    of_project(beats, 0)
-    beats.start("ours")
-    until(lambda: beats.ledger())
-    told = []
-    for number in (0, 1):
-        of_project(beats, number)
-        shown = locks_of("doctor", "--json", "--timeout", "0.1", app=APP, env=beats.environment())
-        told.append([line for line in map(json.loads, shown.stdout.splitlines()) if STRANGERS in line["text"]])
-    ours, (theirs,) = told
-    assert ours == []
-    assert (theirs["severity"], theirs["subject"]) == ("warning", f"schedule {APP}")
-    assert "singleton_lock_prefix" in theirs["remedy"]
-
-
-def test_beat_of_one_project_does_not_speak_of_strangers(beats: Studio) -> None:
-    """Nor during a deploy that removes an entry."""
-    beats.schedule = {"a": 0.5, "b": 0.5, "c": 0.5}
-    first, second = beats.start("first", "second")
-    until(lambda: len(beats.ledger()) == 3)
-    beats.schedule = {"a": 0.5, "b": 0.5, "d": 0.5}
-    (third,) = beats.start("third")
-    first.terminate()
-    second.terminate()
-    until(lambda: "d" in beats.ledger())
-    assert not any(STRANGERS in beat.log for beat in (first, second, third))
-
-
-def test_beat_that_is_beaten_leaves_the_alarm_to_the_others(own_redis: RedisServer, tmp_path: Path) -> None:
-    """The lock server is silent for a while."""
-    with RedisServer() as locks, studio(own_redis, locks, tmp_path) as beats:
-        (behind,) = beats.start("behind", skew=-0.2)
-        beats.start("first")
-        beats.wait_for_sent(6)
-        locks.client().client_pause(8000, all=True)
-        behind.wait_for("the lock server does not answer this beat")
-        behind.wait_for("answers again")
-        beats.wait_for_sent(2)
-    assert "ERROR" not in behind.log
-    assert "sends nothing" not in behind.log

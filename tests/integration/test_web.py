@@ -12,11 +12,8 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import LockLost
-from celery_singleton_lock.cli import command
-from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.diagnosis.verdict import Verdict
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.web import actions
 from celery_singleton_lock.web.watch import Watch
 from tests.integration.conftest import LONG, Shop, until
 from tests.integration.operators import environment_of, locks
@@ -24,9 +21,6 @@ from tests.integration.pages import site
 from tests.patience import LIMIT
 from tests.redis_server import RedisServer
 from tests.web.scenes import entry, hold, with_task, write
-
-#: Seconds of leases: no test here waits for the end of one, and a busy machine stops no process for so long.
-TTL = 60.0
 
 TOKEN = "a-token-of-these-tests"
 
@@ -44,7 +38,6 @@ def test_page_shows_what_is_held_and_what_was_refused(shop: Shop) -> None:
         assert worker.name in shown
         until(lambda: copy.id in page.read("/refused")[1])  # The journal is written every few seconds.
         assert running.id in page.read(f"/id?id={copy.id}")[1]
-        assert "worker one@test: " in page.read("/doctor")[1]
 
 
 def test_read_only_user_of_the_lock_server_is_enough(own_redis: RedisServer) -> None:
@@ -75,12 +68,6 @@ def test_address_in_use_is_an_error_that_says_so(shop: Shop) -> None:
         second = locks("web", "--port", port, env=environment_of(shop))
         assert second.returncode == 1
         assert f"cannot listen on 127.0.0.1:{port}" in second.stderr
-
-
-def test_locks_in_memory_cannot_be_shown_by_another_process(shop: Shop) -> None:
-    told = locks("web", env=environment_of(shop, singleton_lock_backend="memory://"))
-    assert told.returncode == 1
-    assert command.IN_MEMORY in told.stderr
 
 
 @contextmanager
@@ -123,34 +110,6 @@ def test_lock_of_a_live_worker_is_not_released_but_its_task_is_stopped(shop: Sho
         with pytest.raises(LockLost):
             running.get(timeout=LIMIT)
     until(lambda: shop.held() == [])
-
-
-def test_only_the_task_that_was_seen_is_stopped(shop: Shop) -> None:
-    """The same worker may hold a semaphore twice, or hold the lock again for the next task."""
-    (worker,) = shop.start("one", concurrency=2)
-    until(lambda: shop.app.control.ping([worker.name], timeout=1.0, limit=1))
-    results = {result.id: result for result in (shop.send("paired", "report", LONG) for _ in range(2))}
-    shop.record.wait_for(starts=2)
-    until(lambda: len(shop.app.control.inspect(timeout=LIMIT, limit=1).locks()[worker.name]) == 2)
-    seen, other = (HeldLock.of(key, held) for key, held in Runtime.of(shop.app).store.all_held("singleton_lock"))
-    wanted = actions.Wanted(seen.key, actions.mark_of(seen))
-    said = actions.act(shop.app, "stop", wanted, "somebody").text
-    assert said.startswith(f"The worker says: task {seen.holder.task_id} is stopped")
-    with pytest.raises(LockLost):
-        results[str(seen.holder.task_id)].get(timeout=LIMIT)
-    (reply,) = shop.app.control.release_lock(seen.key, reply=True, timeout=LIMIT, limit=1)
-    assert str(other.holder.task_id) in reply[worker.name]["ok"], "it runs on until somebody stops it"
-
-
-def test_lock_of_a_worker_that_was_killed_is_released(redis_server: RedisServer, shop_on: Callable[..., Shop]) -> None:
-    shop = shop_on(redis_server, singleton_lock_ttl=60.0)
-    (worker,) = shop.start("one", pool="solo")
-    killed = shop.send("exclusive", "report", LONG)
-    (run,) = shop.record.wait_for(starts=1)
-    worker.kill()
-    with pressing(shop) as press:
-        holder = f"task {killed.id} on one@test (pid {run.pid})"
-        assert press("release") == f"Released: {holder}: {Verdict.OVER.fact}."
 
 
 def test_new_token_is_printed_and_needed_from_other_hosts(shop: Shop) -> None:

@@ -136,7 +136,7 @@ def test_every_module_that_needs_no_extra_can_be_imported(installed: Path, tmp_p
         for name in sorted(sources() - {PLUGIN})
         if name.endswith(".py") and not any(f"/{room}/" in name for room in ("contrib", "web"))
     ]
-    modules.append(f"{PACKAGE}.contrib.fencing.redis")
+    modules.append(f"{PACKAGE}.contrib.fencing")
     code = f"import {', '.join(modules)}; print({PACKAGE}.__file__)"
     assert run(installed / "python", "-c", code, cwd=tmp_path).startswith(str(installed.parent))
 

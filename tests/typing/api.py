@@ -27,7 +27,7 @@ from celery_singleton_lock import (
     lock_acquired,
     lock_lost,
 )
-from celery_singleton_lock.contrib.fencing.redis import fenced_command
+from celery_singleton_lock.contrib.fencing import check_fence
 from celery_singleton_lock.testing import RedisServer
 
 app = Celery("shop")
@@ -138,9 +138,9 @@ def errors(conflict: LockConflict, lost: LockLost, unavailable: LockUnavailable,
     assert_type(stale.seen, int | None)
 
 
-def guards(client: Redis, lease: Lease) -> None:
-    fenced_command(client, lease.fence, "SET", "total", 7)
-    fenced_command(client, lease, "SET", "total", 7)  # type: ignore[arg-type]
+def guards(lease: Lease) -> None:
+    check_fence("total", lease.fence)
+    check_fence("total", lease)  # type: ignore[arg-type]
 
 
 def servers() -> None:

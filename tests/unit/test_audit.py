@@ -51,8 +51,8 @@ def with_task(options: dict[str, Any], conf: dict[str, Any] | None = None) -> Ce
     return app
 
 
-def of_task(options: dict[str, Any], conf: dict[str, Any] | None = None, pool: str = "prefork") -> list[Finding]:
-    app = with_task(options, {"worker_pool": pool, **(conf or {})})
+def of_task(options: dict[str, Any], conf: dict[str, Any] | None = None) -> list[Finding]:
+    app = with_task(options, conf)
     (audited,) = audit_tasks(app, Settings.from_app(app))
     return list(audited.findings)
 
@@ -61,11 +61,10 @@ def found_in(app: Celery) -> list[Finding]:
     return worst_first(of_app(app, Settings.from_app(app)))
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
 @pytest.mark.parametrize("broker", ["redis://localhost", "amqp://localhost", "sentinel://a;sentinel://b", "sqs://"])
-def test_defaults_give_no_finding(pool: str, broker: str) -> None:
+def test_defaults_give_no_finding(broker: str) -> None:
     app = with_task({}, {"broker_url": broker, "singleton_lock_backend": "redis://localhost"})
-    assert warnings_at_start(app, Settings.from_app(app), pool=pool) == []
+    assert warnings_at_start(app, Settings.from_app(app)) == []
 
 
 def test_plain_task_gives_no_finding() -> None:
@@ -83,7 +82,7 @@ def test_plain_task_with_options_of_an_exclusive_one_gets_a_finding() -> None:
         "plain: it has lock_key, lock_ttl, but it is a plain task, which takes no lock; set base=SingletonTask"
     )
     assert finding.severity == "warning"
-    assert finding in warnings_at_start(app, Settings.from_app(app), pool="prefork")
+    assert finding in warnings_at_start(app, Settings.from_app(app))
 
 
 @pytest.mark.parametrize(
@@ -100,8 +99,6 @@ def test_plain_task_with_options_of_an_exclusive_one_gets_a_finding() -> None:
             "warning",
             "delivered again meanwhile",
         ),
-        ({"lock_wait": 60, "time_limit": 30}, {}, "warning", "which counts the wait"),
-        ({"lock_wait": 60}, {"task_soft_time_limit": 30}, "warning", "which counts the wait"),
         ({"Request": Request}, {}, "problem", "is not a SingletonRequest"),
         ({"Request": "celery.worker.request:Request"}, {}, "problem", "is not a SingletonRequest"),
         ({"on_duplicate": "raise"}, {}, "warning", "on_duplicate does nothing"),
@@ -131,25 +128,18 @@ def test_finding_about_a_task(options: dict[str, Any], conf: dict[str, Any], sev
         ({"lock_scope": "until_executed", "on_duplicate": "raise", "lock_queue_ttl": 60}, {}),
         ({"lock_scope": "until_and_while_executing"}, {"singleton_lock_on_duplicate": "raise"}),
         ({}, {"singleton_lock_on_duplicate": "raise"}),
-        ({"lock_wait": 29, "soft_time_limit": 30, "time_limit": 60}, {}),
     ],
 )
 def test_sound_options_give_no_warning(options: dict[str, Any], conf: dict[str, Any]) -> None:
     app = with_task(options, conf)
-    assert warnings_at_start(app, Settings.from_app(app), pool="prefork") == []
-
-
-def test_waiting_is_not_stopped_by_a_limit_that_the_pool_lacks() -> None:
-    options = {"lock_wait": 60, "time_limit": 30}
-    assert len(of_task(options)) == 1
-    assert of_task(options, pool="threads") == []
+    assert warnings_at_start(app, Settings.from_app(app)) == []
 
 
 def test_finding_about_many_tasks_is_reported_once() -> None:
     app = make_app(singleton_lock_on_conflict="reject")
     for number in range(7):
         app.task(shared=False, base=SingletonTask, name=f"bill{number}")(bill)
-    (only,) = warnings_at_start(app, Settings.from_app(app), pool="prefork")
+    (only,) = warnings_at_start(app, Settings.from_app(app))
     assert only.subject == "bill0, bill1, bill2 and 4 more"
 
 

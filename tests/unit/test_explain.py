@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from celery_singleton_lock import InvalidKey, SingletonTask
 from celery_singleton_lock.cli import locks
-from celery_singleton_lock.cli.explain import Explanation, differences
+from celery_singleton_lock.cli.explain import Explanation
 from celery_singleton_lock.cli.explain import explained as explain
 from celery_singleton_lock.options.app import Settings
 
@@ -105,35 +105,6 @@ def test_each_option_says_where_it_comes_from() -> None:
     assert found["lock_at_least_for"] == (0.0, "the default")
 
 
-class TestDifferences:
-    """Differences between two calls."""
-
-    def test_argument_that_counts_is_named_with_its_type(self) -> None:
-        task = make_task(lock_key=["order", "fast"])
-        (difference,) = differences(explained(task, 7), explained(task, "7"))
-        assert difference == "order: 7 (i1:7), '7' (s1:7)"
-
-    def test_argument_that_does_not_count_is_named(self) -> None:
-        task = make_task(lock_key=["order"])
-        (difference,) = differences(explained(task, 7), explained(task, 7, True))
-        assert difference == "fast differs and does not count: False, True"
-
-    def test_equal_calls_have_no_differences(self) -> None:
-        task = make_task()
-        assert differences(explained(task, 7), explained(task, order=7)) == []
-
-    def test_lock_name_is_named(self) -> None:
-        one, other = make_task(), make_task(lock_name="ledger")
-        assert differences(explained(one, 7), explained(other, 7)) == ["lock_name: ship, ledger"]
-
-    def test_forms_that_never_meet_are_named(self) -> None:
-        one, other = make_task(lock_key="{order}"), make_task(lock_key=["order"])
-        assert differences(explained(one, 7), explained(other, 7)) == [
-            "the filled template counts in only one of them",
-            "order counts in only one of them",
-        ]
-
-
 class TestOnTheCommandLine:
     """`celery locks explain`."""
 
@@ -149,15 +120,8 @@ class TestOnTheCommandLine:
         [
             (["shop", "7"], 2, "'shop' is neither a task of this app nor a key; did you mean 'ship'?"),
             (["plain", "7"], 2, "is not exclusive"),
-            (["ship", "7", "vs"], 2, "give one call, or two"),
-            (["ship", "7", "vs", "ship", "7", "vs", "ship", "7"], 2, "give one call, or two"),
             (["ship", "fast=true"], 2, "missing a required argument: 'order'"),
             (["ship", "order=8", "order=9"], 2, "given twice"),
-            (
-                ["ship", "7", "vs", "shipp", "8"],
-                2,
-                "'shipp' is neither a task of this app nor a key; did you mean 'ship'?",
-            ),
             ([], 2, "Missing argument"),
         ],
     )
@@ -165,13 +129,6 @@ class TestOnTheCommandLine:
         shown = self._run(*words)
         assert shown.exit_code == status
         assert reason in shown.output
-
-    @pytest.mark.parametrize("second", [["ship", "8"], ["8"], ["order=8"]])
-    def test_second_call_may_leave_out_the_task(self, second: list[str]) -> None:
-        shown = self._run("ship", "7", "vs", *second)
-        assert shown.exit_code == 0
-        assert "different keys" in shown.output
-        assert "order: 7 (i1:7), 8 (i1:8)" in shown.output
 
     def test_options_may_be_anywhere(self) -> None:
         for words in (["--json", "ship", "7"], ["ship", "7", "--json"], ["ship", "--json", "7"]):

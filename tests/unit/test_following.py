@@ -101,13 +101,6 @@ class TestEnds:
         assert repr(line.follow()) == "KeyError('as told')"
         assert bench.runs == [line.first.id]
 
-    def test_follower_waits_while_its_leader_runs(self, bench: Bench, scope: str) -> None:
-        line = Line(bench, lock_scope=scope)
-        line.body = line.look
-        assert line.run_first() == "looked"
-        assert line.follow() == "looked"
-        assert bench.runs == [line.first.id]
-
     def test_one_follower_of_a_lost_leader_runs_and_the_others_follow_it(self, bench: Bench, scope: str) -> None:
         line = Line(bench, followers=3, lock_scope=scope)
         line.look(2)
@@ -233,8 +226,8 @@ class TestEnds:
         line.lose()
         with at_question(bench.app, number, line.follow):
             line.follow()
-        line.gets_free()
         line.settle()
+        line.gets_free()
         assert bench.end(line.followers[0]) == "ran"
         assert bench.runs == line.ids(0)
 
@@ -405,68 +398,6 @@ class TestWakeUps:
         """The locks for which messages have waited in line, which were delivered since."""
         with line(bench.app) as keys:
             yield keys
-
-    @pytest.mark.parametrize("scope", SCOPES)
-    def test_follower_waits_for_the_lock_of_its_leader(
-        self, bench: Bench, scope: str, woke: list[str], waited_for: list[str]
-    ) -> None:
-        """It ends as its leader, and wakes the next follower for that lock."""
-        line = Line(bench, followers=2, lock_scope=scope)
-        followers = [line.look(number) for number in range(2)]
-        line.run_first()
-        assert woke == []
-        assert [line.follow(number) for number, _ in enumerate(followers)] == ["ran"] * 2
-        assert len({*waited_for}) == 1
-        assert woke == waited_for
-
-    @pytest.mark.parametrize("scope", SCOPES)
-    def test_copy_of_a_follower_that_has_just_ended(
-        self, bench: Bench, scope: str, woke: list[str], waited_for: list[str]
-    ) -> None:
-        """Its worker has died before it stored the end, so the copy looks again later."""
-        line = Line(bench, lock_scope=scope)
-        line.look()
-        line.run_first()
-        line.follow()
-        woke.clear()
-        waited_for.clear()
-        bench.forget(line.followers[0])
-        line.look()
-        assert woke == waited_for
-
-    @pytest.mark.parametrize("scope", SCOPES)
-    def test_copy_of_a_running_follower(self, bench: Bench, scope: str, woke: list[str], waited_for: list[str]) -> None:
-        """It has a use for the lock only if that ends with the follower."""
-
-        def body() -> None:
-            woke.clear()
-            waited_for.clear()
-            copy = line.followers[0]
-            bench.deliver(copy, redelivered=True)
-
-        line = Line(bench, lock_scope=scope)
-        line.look()
-        line.lose()
-        line.body = body
-        line.follow()
-        assert len(waited_for) == 1
-        assert woke == ([] if scope == "until_executed" else waited_for)
-
-    @pytest.mark.parametrize("scope", SCOPES)
-    def test_follower_that_runs_has_another_lock_than_its_leaders_run(
-        self, bench: Bench, scope: str, woke: list[str], waited_for: list[str]
-    ) -> None:
-        def body() -> None:
-            line.look()
-            raise Ignore
-
-        line = Line(bench, lock_scope=scope)
-        line.body = body
-        line.run_first()
-        line.body = lambda: "ran"
-        assert line.follow() == "ran"
-        assert len(waited_for) == 1
-        assert woke == (waited_for if scope == "until_executing" else [])
 
     @pytest.mark.parametrize("scope", SCOPES)
     def test_leader_that_has_lost_its_lock(

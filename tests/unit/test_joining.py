@@ -181,14 +181,6 @@ class TestDied:
         assert [pair.copy(number) for number in (1, 2)] == ["third"] * 2
         assert pair.count == 3
 
-    def test_copy_that_died_while_it_ran_runs_again(self, bench: Bench) -> None:
-        """It is its own heir."""
-        pair = Pair(bench, raises(SystemExit()), **DIES)
-        pair.then = [raises(SystemExit())]
-        pair.run_first()
-        pair.copy()
-        assert pair.copy() == "ran"
-
     def test_heir_of_an_earlier_delivery_does_not_count(self, bench: Bench) -> None:
         """The message comes again, and dies again, when the first heir has ended long ago."""
 
@@ -214,27 +206,6 @@ class TestGoesOn:
         copy = pair.look(pair.copies[0])
         assert bench.deliver(second) == "ran"
         assert bench.deliver(copy) == "ran"
-        assert pair.count == 2
-
-    def test_copy_that_comes_late_ends_as_the_retry(self, bench: Bench) -> None:
-        pair = Pair(bench, lambda: pair.retry())
-        assert bench.deliver(pair.retried()) == "ran"
-        assert pair.copy() == "ran"
-        assert pair.count == 2
-
-    @pytest.mark.parametrize("is_seen", [True, False])
-    def test_copy_waits_for_a_running_retry(self, bench: Bench, is_seen: bool) -> None:
-        def runs() -> str:
-            met.append(pair.look(copy))
-            return "second"
-
-        met: list[Sent] = []
-        pair = Pair(bench, lambda: pair.retry())
-        pair.then = [runs]
-        second = pair.retried()
-        copy = pair.look(pair.copies[0]) if is_seen else pair.copies[0]
-        assert bench.deliver(second) == "second"
-        assert bench.deliver(met[0]) == "second"
         assert pair.count == 2
 
     @pytest.mark.parametrize("is_seen", [True, False])
@@ -277,27 +248,6 @@ class TestGoesOn:
         if pair.copy() == "PENDING":
             bench.deliver(bench.put_back())
         assert bench.end(pair.copies[0]) == "ran"
-        assert pair.count == 2
-
-    def test_copy_that_has_not_seen_a_retry_begin_finds_the_heir_that_has(self, bench: Bench) -> None:
-        def dies() -> None:
-            pair.copies[0] = pair.look(pair.copies[0])
-            raise SystemExit
-
-        pair = Pair(bench, lambda: pair.retry(), copies=2, **DIES)
-        pair.then = [dies, lambda: "of the heir"]
-        second = pair.retried()
-        pair.copies[1] = pair.look(pair.copies[1])
-        bench.deliver(second)
-        assert [pair.copy(number) for number in range(2)] == ["of the heir"] * 2
-        assert pair.count == 3
-
-    def test_copy_waits_for_a_retry_for_which_the_lock_was_kept(self, bench: Bench) -> None:
-        pair = Pair(bench, lambda: pair.retry(), lock_retain_on_retry=True)
-        second = pair.retried()
-        copy = pair.look(pair.look(pair.copies[0]))
-        assert bench.deliver(second) == "ran"
-        assert bench.deliver(copy) == "ran"
         assert pair.count == 2
 
     def test_copy_waits_for_a_retry_for_which_the_lock_is_kept_no_longer(self, bench: Bench) -> None:
@@ -426,29 +376,6 @@ class TestWakeUps:
             pair.look(copy)
         assert woke == waited_for, "nothing has woken it"
 
-    def test_copy_that_waits_for_a_running_retry(self, bench: Bench) -> None:
-        def runs() -> None:
-            pair.look(pair.look(pair.copies[0]))
-
-        pair = Pair(bench, lambda: pair.retry())
-        pair.then = [runs]
-        second = pair.retried()
-        pair.copies = [pair.look(pair.copies[0])]
-        with line(bench.app) as waited_for, woken(bench.app) as woke:
-            bench.deliver(second)
-        assert waited_for == [pair.task.lock_key_of()]
-        assert woke == []
-
-    def test_copy_that_has_just_ended(self, bench: Bench) -> None:
-        """Its worker has died before it stored the end, so the copy looks again later."""
-        pair = Pair(bench, lambda: 1)
-        pair.run_first()
-        pair.copy()
-        bench.forget(pair.copies[0])
-        with line(bench.app) as waited_for, woken(bench.app) as woke:
-            pair.look(pair.copies[0])
-        assert woke == waited_for == [pair.task.lock_key_of()]
-
 
 class TestNotJoined:
     def test_task_that_may_wait_for_this_one_is_not_joined(self, bench: Bench) -> None:
@@ -514,49 +441,6 @@ class TestSettings:
     def test_eager_app_has_no_requirements(self, app: Celery, bench: Bench) -> None:
         app.conf.update(task_always_eager=True, result_backend=None)
         assert bench.task(on_conflict="join").delay().get() == "ran"
-
-
-class TestDiedInRetry:
-    """The holder retries, and dies then: its main process records that if its message does not come again."""
-
-    @pytest.mark.parametrize("dies_for_good", [True, False])
-    @pytest.mark.parametrize("is_kept", [True, False])
-    @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-    def test_one_copy_runs_whichever_attempt_each_has_joined(
-        self, bench: Bench, order: tuple[int, int], is_kept: bool, dies_for_good: bool
-    ) -> None:
-        """One has joined before the retry began, the other while that ran."""
-
-        def dies() -> None:
-            copies[1] = pair.look(copies[1])
-            raise SystemExit
-
-        options = {} if dies_for_good else DIES
-        pair = Pair(bench, lambda: pair.retry(), copies=0, lock_retain_on_retry=is_kept, **options)
-        pair.then = [dies, lambda: "of the heir"]
-        copies = [bench.send(pair.task) for _ in "01"]
-        if not is_kept:
-            pair.copies = copies[:1]
-        second = pair.retried()
-        copies[0] = pair.look(copies[0]) if is_kept else pair.copies[0]
-        bench.deliver(second)
-        assert [bench.deliver(copies[number]) for number in order] == ["of the heir"] * 2
-        assert pair.count == 3
-
-    @pytest.mark.parametrize("options", [{}, DIES], ids=["early", "late"])
-    def test_copy_that_ran_before_the_retry_began_is_found(self, bench: Bench, options: dict[str, Any]) -> None:
-        def dies() -> None:
-            pair.copies[0] = pair.look(pair.copies[0])
-            raise SystemExit
-
-        pair = Pair(bench, lambda: pair.retry(), copies=2, **options)
-        pair.then = [lambda: "of the heir", dies]
-        second = pair.retried()
-        with at_question(bench.app, 1, raises(LockUnavailable("the server", "silent"))):  # So it asks for the lock.
-            assert pair.copy(1) == "of the heir"
-        bench.deliver(second)
-        assert pair.copy(0) == "of the heir"
-        assert pair.count == 3
 
 
 @pytest.mark.parametrize("retries", [0, 1])

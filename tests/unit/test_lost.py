@@ -25,8 +25,6 @@ from tests.bench import Bench, Sent, is_free, raises
 from tests.inside import at_question, children, finish_aside, first_try_fails, silence
 from tests.patience import until
 
-LOST = [WorkerLostError("killed"), Terminated("TERM"), SystemExit(1)]
-
 #: A pool that kills whatever it is told to.
 POOL = SimpleNamespace(terminate_job=lambda *_: None)
 
@@ -57,14 +55,6 @@ def is_queued(task: Any, message: Sent) -> bool:
 
 
 class TestLoss:
-    @pytest.mark.parametrize("error", LOST, ids=repr)
-    def test_frees_the_lock(self, bench: Bench, error: BaseException) -> None:
-        task = bench.task(bench.die)
-        request = bench.lose(bench.send(task))
-        assert not is_free(task)
-        gone(request, error)
-        assert is_free(task)
-
     def test_frees_the_lock_of_a_second_try(self, bench: Bench) -> None:
         """It has another owner on a Redlock."""
         task = bench.task(bench.die)
@@ -121,20 +111,6 @@ class TestLoss:
         bench.forget(message)
         bench.later(100.0)
         assert bench.deliver(message, redelivered=True) == "ran"
-
-    def test_leaves_a_strangers_lock_alone(self, bench: Bench) -> None:
-        task = bench.task(bench.die, on_lock_lost="warn")
-        request = bench.lose(bench.send(task))
-        bench.later(100.0)
-        with hold_lock(task):
-            gone(request)
-            assert not is_free(task)
-
-    def test_leaves_other_deliveries_alone(self, bench: Bench) -> None:
-        task = bench.task(lambda number: bench.die(), lock_key=None)
-        first, _ = (bench.lose(bench.send(task, number)) for number in range(2))
-        gone(first)
-        assert (is_free(task, 0), is_free(task, 1)) == (True, False)
 
     @pytest.mark.parametrize("header", [False, {"nonsense": 1}], ids=str)
     def test_without_a_lock_is_no_error(self, bench: Bench, header: Any) -> None:
@@ -274,25 +250,6 @@ class TestLockOfAMessage:
         task = bench.task(lock_scope="until_executed")
         message = bench.send(task)
         bench.lose(message, runs=False).on_failure(info(SoftTimeLimitExceeded()), return_ok=True)
-        finish_aside()
-        assert not is_queued(task, message)
-
-    @pytest.mark.parametrize("error", LOST, ids=repr)
-    @pytest.mark.parametrize("acks_late", [True, False])
-    def test_its_child_is_gone(self, bench: Bench, error: BaseException, acks_late: bool) -> None:
-        """A body that calls `sys.exit` ends its child, too."""
-        task = bench.task(bench.die, lock_scope="until_executed", acks_late=acks_late)
-        message = bench.send(task)
-        gone(bench.lose(message), error)
-        finish_aside()
-        bench.forget(message)  # Otherwise, a sender frees what is left of it.
-        assert not is_queued(task, message)
-
-    def test_message_is_revoked_in_the_queue(self, bench: Bench) -> None:
-        task = bench.task(lock_scope="until_executed")
-        message = bench.send(task)
-        bench.revoke(message)
-        assert bench.deliver(message) == "REVOKED"
         finish_aside()
         assert not is_queued(task, message)
 

@@ -85,13 +85,6 @@ def waiting(bench: Bench) -> Waiting:
 
 
 class TestSuperseded:
-    def test_only_the_newest_runs(self, bench: Bench, waiting: Waiting, told: list[Any]) -> None:
-        bench.deliver(waiting.older)
-        assert is_superseded(bench, waiting.first, waiting.second, waiting.task)
-        assert told == [(waiting.first.id, waiting.task.lock_key_of(), waiting.second.id)]
-        assert bench.deliver(waiting.newest) == "done"
-        assert bench.runs == [waiting.second.id]
-
     def test_older_one_ends_while_the_lock_is_held(self, bench: Bench, waiting: Waiting) -> None:
         with hold_lock(waiting.task):
             assert bench.deliver(waiting.older) == "REVOKED"
@@ -273,15 +266,6 @@ class TestStopped:
         assert bench.deliver(stopped.copy) == "done"
         assert bench.runs == [stopped.first.id, stopped.newest.id]
 
-    def test_execution_that_goes_on_is_stopped_again(self, bench: Bench) -> None:
-        def go_on() -> None:
-            for _ in range(3):
-                with suppress(Aborted):
-                    sleep()
-            sleep()
-
-        assert Stopped(bench, go_on, lock_ttl=6.0).run() == "REVOKED"
-
     def test_copy_of_a_stopped_execution_does_not_run(self, bench: Bench) -> None:
         stopped = Stopped(bench, sleep, acks_late=True)
         stopped.run()
@@ -289,24 +273,6 @@ class TestStopped:
         bench.later(60.0)
         bench.deliver(stopped.first, redelivered=True)
         assert len(bench.runs) == 2
-
-    def test_lock_is_held_until_the_stopped_execution_has_ended(self, bench: Bench) -> None:
-        def clean_up() -> None:
-            try:
-                sleep()
-            finally:
-                while not seen:
-                    with suppress(Aborted):  # It is told again and again.
-                        with pytest.raises(LockConflict), hold_lock(stopped.task):
-                            seen.append("free")
-                        seen.append("held")
-
-        seen: list[str] = []
-        stopped = Stopped(bench, clean_up)
-        assert stopped.run() == "REVOKED"
-        assert seen == ["held"]
-        with hold_lock(stopped.task):
-            pass
 
     def test_failure_during_clean_up_does_not_change_the_end(self, bench: Bench) -> None:
         def fail() -> None:

@@ -31,20 +31,6 @@ def refused(bench: Bench, message: Sent, **delivery: Any) -> Sent:
 
 
 class TestCopy:
-    def test_it_is_the_same_message(self, bench: Bench) -> None:
-        task = bench.task(on_conflict="retry")
-        options = {"priority": 7, "headers": {"traceparent": "00-1"}, "link": bench.task().s(), "reply_to": "answers"}
-        message = bench.send(task, **options)
-        ours = {"message_id": "7", "app_id": "shop", "type": "t", "timestamp": 5, "delivery_mode": 1, "user_id": "web"}
-        message = replace(message, properties={**message.properties, **ours})
-        copy = refused(bench, message)
-        assert (copy.id, copy.body, copy.content) == (message.id, message.body, message.content)
-        assert {**copy.properties} == {**message.properties}
-        changed = {
-            name for name in {*copy.headers, *message.headers} if copy.headers.get(name) != message.headers.get(name)
-        }
-        assert changed == {"eta", "singleton_lock"}
-
     def test_what_belongs_to_one_delivery_stays_behind(self, bench: Bench) -> None:
         task = bench.task(on_conflict="retry")
         ours = {"queue": "celery_delayed_2", "reason": "expired", "count": 1}
@@ -80,14 +66,6 @@ class TestCopy:
         message = bench.send(bench.task(on_conflict="retry"), expires=expires)
         copy = refused(bench, replace(message, properties={**message.properties, "expiration": "60000"}))
         assert copy.properties.get("expiration") == kept
-
-    def test_message_that_has_not_begun_still_expires(self, bench: Bench) -> None:
-        task = bench.task(on_conflict="retry", acks_late=True)
-        message = bench.send(task, expires=100.0)
-        copy = refused(bench, message)
-        assert copy.headers["expires"] == message.headers["expires"]
-        bench.later(200.0)
-        assert bench.deliver(copy.but(expires="2020-01-01T00:00:00+00:00")) == "REVOKED"
 
     @pytest.mark.parametrize("expires", [100.0, None])
     def test_message_that_may_have_begun_is_asked_about_first(self, bench: Bench, expires: float | None) -> None:
@@ -264,17 +242,6 @@ class TestInLine:
         with line(bench.app, wakes=wakes):
             bench.deliver(copy)
         assert bench.held == [pytest.approx(5.0, abs=1.0)]
-
-    def test_its_place_is_that_of_its_first_conflict(self, bench: Bench) -> None:
-        """A silent lock server in between costs no place, though no lock is waited for meanwhile."""
-        copy, since = self.copy(bench), list[float]()
-        with line(bench.app, since=since):
-            copy = refused(bench, copy)
-            with at_question(bench.app, 1, raises(LockUnavailable("server", "silent"))):
-                bench.deliver(copy)
-            bench.deliver(refused(bench, bench.put_back()))
-        assert len(since) >= 2
-        assert len({*since}) == 1
 
     @pytest.mark.parametrize("year", ["0001", "9999"])
     @pytest.mark.parametrize("expires", [None, "0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59.999999+00:00"])

@@ -28,14 +28,6 @@ def again(bench: Bench, message: Sent) -> Any:
 
 
 class TestSecondCopy:
-    @pytest.mark.parametrize("value", [None, 0, "text", [1, 2], {"a": [None]}, 1.5])
-    def test_copy_returns_the_value_of_the_first(self, bench: Bench, value: object) -> None:
-        message = bench.send(bench.task(lambda: value))
-        assert bench.deliver(message) == value
-        assert again(bench, message) == value
-        assert bench.runs == [message.id]
-        assert bench.queued() == []
-
     def test_copy_raises_the_error_of_the_first(self, bench: Bench) -> None:
         message = bench.send(bench.task(raises(KeyError("missing"))))
         for _ in range(2):
@@ -144,14 +136,6 @@ class TestSecondCopy:
         assert bench.deliver(message.but(replaced_task_nesting=nonsense)) == "ran"
         assert again(bench, message) == "ran"
         assert bench.runs == [message.id]
-
-    def test_copy_that_ends_leaves_the_lock_free(self, bench: Bench) -> None:
-        task = bench.task()
-        message = bench.send(task)
-        for _ in range(2):
-            again(bench, message)
-        with hold_lock(task):
-            pass
 
 
 class TestAttemptBefore:
@@ -275,17 +259,6 @@ class TestExpired:
 
 
 class TestWhileTheResultIsBeingStored:
-    def test_copy_comes_back_later(self, bench: Bench) -> None:
-        message = bench.send(bench.task())
-        bench.deliver(message)
-        bench.forget(message)
-        assert bench.deliver(message, redelivered=True) == "PENDING"
-        copy = bench.put_back()
-        assert 9.0 < bench.seconds_until(copy) < 11.0
-        bench.later(11.0)
-        assert bench.deliver(copy) == "ran"
-        assert bench.runs == [message.id]
-
     def test_copy_waits_for_less_than_the_visibility_timeout(self, bench: Bench) -> None:
         """Otherwise it would be redelivered while it waits, and multiply."""
         bench.app.conf.broker_transport_options = {"visibility_timeout": 3}

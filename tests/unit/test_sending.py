@@ -31,8 +31,6 @@ from tests.bench import Bench, Sent, raises
 from tests.inside import at_question, first_try_fails, raise_at_line, says_again, silence
 from tests.servers import until
 
-QUEUED = ("until_executing", "until_executed", "until_and_while_executing", "until_expired")
-
 #: Of which the lock ends with the message, and not before.
 KEPT = {"lock_scope": "until_executed", "lock_queue_ttl": 1000.0}
 
@@ -71,15 +69,6 @@ def silent(bench: Bench) -> Iterator[None]:
 
 
 class TestCaller:
-    @pytest.mark.parametrize("scope", QUEUED)
-    def test_only_one_of_many_is_sent(self, bench: Bench, scope: str) -> None:
-        task = queued(bench, lock_scope=scope)
-        first, *others = [task.delay() for _ in range(5)]
-        assert [message.id for message in bench.queued()] == [first.id]
-        assert {(type(other), other.id) for other in others} == {(DuplicateResult, first.id)}
-        assert task.lock_key_of() in others[0].lock_key
-        assert abs(others[0].since - clock.wall()) < 100
-
     @pytest.mark.parametrize("way", ["by itself", "connection", "producer", "send_task"])
     def test_only_one_is_sent_in_whatever_way(self, bench: Bench, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
         """A body may have a connection of its own, and instrumentation wraps what sends."""
@@ -403,17 +392,6 @@ class TestEnds:
         assert message.id not in bench.runs
         gets_free(task)
 
-    def test_not_while_it_is_put_back(self, bench: Bench) -> None:
-        task = queued(bench, on_unavailable="retry")
-        message = bench.send(task)
-        for _ in range(3):
-            with at_question(bench.app, 1, raises(LockUnavailable("server", "silent")), "after"):
-                bench.deliver(message)
-            assert not is_free(task)
-            message = bench.put_back()
-        assert bench.deliver(message) == "ran"
-        gets_free(task)
-
     @pytest.mark.parametrize("acks_late", [False, True])
     def test_not_while_the_body_takes_longer_than_the_lock_would_last(self, bench: Bench, acks_late: bool) -> None:
         def body() -> bool:
@@ -683,17 +661,6 @@ class TestHowLong:
             assert is_free(task)
             return
         assert lasts(bench, task, seconds - 1800, seconds + 1800)
-
-    @pytest.mark.parametrize(("options", "seconds"), [({}, 1000), ({"countdown": 500}, 1500)])
-    def test_lock_queue_ttl_counts_from_when_it_is_due(self, bench: Bench, options: Any, seconds: float) -> None:
-        task = queued(bench)
-        task.apply_async(**options)
-        assert lasts(bench, task, seconds - 100, seconds + 100)
-
-    def test_throttle_counts_from_the_first_call(self, bench: Bench) -> None:
-        task = queued(bench, lock_scope="until_expired", lock_queue_ttl=100.0)
-        bench.deliver(bench.send(task))
-        assert lasts(bench, task, 80.0, 110.0)
 
     def test_throttle_needs_lock_queue_ttl(self, bench: Bench) -> None:
         task = queued(bench, lock_scope="until_expired", lock_queue_ttl=None)

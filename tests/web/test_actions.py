@@ -9,11 +9,10 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.diagnosis.verdict import Verdict
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.web import actions, app_of
+from celery_singleton_lock.web import app_of
 from tests.patience import from_here_on
 from tests.web.client import Client
 from tests.web.reading import Element, Page
@@ -98,13 +97,6 @@ def test_lock_of_a_live_holder_is_not_released(app: Celery, client: Client, monk
     assert is_held(app, lease)
 
 
-def test_verdict_that_would_take_too_long_is_not_waited_for(app: Celery, client: Client) -> None:
-    lease = hold(app, "acme", ttl=3600.0)
-    release, _ = forms(client, lease)
-    assert "its worker does not say that it holds the lock: `celery locks release` waits" in press(client, release)[1]
-    assert is_held(app, lease)
-
-
 @pytest.mark.parametrize("number", [0, 1], ids=["release", "stop"])
 def test_forms_act_only_on_the_hold_that_was_seen(app: Celery, client: Client, number: int) -> None:
     seen = hold(app, "acme")
@@ -125,14 +117,6 @@ def test_forms_that_were_tampered_with_do_nothing(app: Celery, client: Client, c
         assert status == 200
         assert "nothing was done" in said
         assert is_held(app, lease)
-
-
-def test_owner_token_is_not_on_the_page(app: Celery, client: Client) -> None:
-    lease = hold(app, "acme")
-    (held,) = Runtime.of(app).store.held(lease.key)
-    text = client.get("/lock", params={"key": lease.key}).text
-    assert held.owner not in text
-    assert actions.mark_of(HeldLock.of(lease.key, held)) in text
 
 
 class Control:

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
 from playwright.sync_api import Browser, Page, expect
-from starlette.applications import Starlette
-from starlette.responses import HTMLResponse
-from starlette.routing import Route
 
 from celery_singleton_lock.diagnosis.verdict import Verdict
-from celery_singleton_lock.journal_entry import KINDS
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.web import app_of, watch
-from tests import programs
-from tests.patience import LIMIT, until
+from tests.patience import LIMIT
 from tests.redis_server import RedisServer
 from tests.web.browser import launched, served
 from tests.web.scenes import HOSTILE, TASK, entry, hold, over, with_task, write
@@ -32,7 +23,7 @@ from tests.web.scenes import HOSTILE, TASK, entry, hold, over, with_task, write
 #: One process cannot run two browsers at once.
 pytestmark = pytest.mark.xdist_group("browser")
 
-PAGES = ("", "locks", "tasks", "timeline", "refused", "beat", "doctor", f"task?name={TASK}", "id?id=id-of-tenant-1")
+PAGES = ("", "locks", "tasks", "timeline", "refused", "beat", f"task?name={TASK}", "id?id=id-of-tenant-1")
 
 TOKEN = "a-token-of-these-tests"
 
@@ -119,8 +110,7 @@ def test_each_page_opens_without_a_complaint(visit: Visiting) -> None:
     for address in (*PAGES, f"lock?key={lease.key}"):
         made.go(address)
         expect(made.page.locator("h1")).to_be_visible()
-        if address != "doctor":
-            made.is_live()
+        made.is_live()
     assert made.wrong == []
 
 
@@ -135,68 +125,6 @@ def test_locks_come_and_go_while_somebody_looks(visit: Visiting) -> None:
     Runtime.of(made.app).store.free(lease)
     expect(made.row("tenant-0")).to_have_count(0)
     assert made.wrong == []
-
-
-@pytest.mark.slow
-def test_page_can_be_paused(visit: Visiting) -> None:
-    made = visit()
-    five(made)
-    made.go("locks")
-    made.is_live()
-    pause = made.page.get_by_role("button", name="Pause")
-    pause.click()
-    expect(made.page.locator("#state")).to_have_text("Paused")
-    expect(pause).to_have_attribute("aria-pressed", "true")
-    hold(made.app, "a-new-one")
-    pause.click()
-    made.is_live()
-    expect(made.row("a-new-one")).to_have_count(1)
-
-
-@pytest.mark.slow
-def test_shown_times_advance_by_themselves(visit: Visiting) -> None:
-    made = visit()
-    hold(made.app, "tenant-0", ttl=100.0)
-    made.go("locks")
-    shown = made.row("tenant-0").locator("td[data-label='ends in']")
-    before = shown.inner_text()
-    expect(shown).not_to_have_text(before)
-
-
-@pytest.mark.slow
-def test_timeline_moves(visit: Visiting) -> None:
-    made = visit()
-    five(made)
-    made.go("timeline?minutes=2")
-    made.is_live()
-    begins = made.page.locator("svg.axis text").first
-    before = begins.text_content() or ""
-    expect(begins).not_to_have_text(before)
-    hold(made.app, "a-new-one")
-    expect(made.row("a-new-one", "lanes")).to_have_count(1)
-    # The bar of a running task reaches the right edge, which is now.
-    bar = made.row("a-new-one", "lanes").locator("rect.now")
-    box, lane = bar.bounding_box(), made.row("a-new-one", "lanes").locator("svg").bounding_box()
-    assert box is not None
-    assert lane is not None
-    assert box["x"] + box["width"] == pytest.approx(lane["x"] + lane["width"], abs=2)
-    assert made.wrong == []
-
-
-@pytest.mark.slow
-def test_text_that_somebody_types_and_a_ticked_box_stay(visit: Visiting) -> None:
-    made = visit(site={"token": TOKEN, "allow_release": True}, http_credentials={"username": "me", "password": TOKEN})
-    five(made)
-    made.go("locks")
-    made.page.get_by_label("Containing").fill("tenant")
-    hold(made.app, "a-new-one")
-    expect(made.row("a-new-one")).to_have_count(1)
-    expect(made.page.get_by_label("Containing")).to_have_value("tenant")
-    made.row("a-new-one").locator("a").first.click()
-    made.page.get_by_label("Release it if").check()
-    write(made.app, entry(made.app, "a-new-one", "skip"))
-    expect(made.row("skipped", "copies")).to_have_count(1)
-    expect(made.page.get_by_label("Release it if")).to_be_checked()
 
 
 def test_hostile_texts_are_not_executed(visit: Visiting) -> None:
@@ -236,27 +164,6 @@ def test_all_pages_work_without_scripts(visit: Visiting) -> None:
     expect(page.locator("h1")).to_contain_text("id-of-tenant-2")
 
 
-@pytest.mark.slow
-def test_keyboard_reaches_the_content_and_stays_where_it_is(visit: Visiting) -> None:
-    made = visit()
-    lease, *_ = five(made)
-    page = made.go("locks")
-    page.keyboard.press("Tab")
-    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
-    page.keyboard.press("Enter")
-    assert page.url.endswith("#main")
-    made.is_live()
-    link = made.row("tenant-0").locator("a").first
-    link.focus()
-    row = made.row("tenant-0").element_handle()
-    store = Runtime.of(made.app).store
-    store.free(lease)
-    hold(made.app, "tenant-0", node="two@web")
-    expect(made.row("two@web")).to_have_count(1)
-    page.wait_for_function("row => !row.isConnected", arg=row)
-    expect(made.row("tenant-0").locator("a").first).to_be_focused()
-
-
 @pytest.mark.parametrize("width", [320, 375, 1280])
 @pytest.mark.slow
 def test_pages_fit_their_window(visit: Visiting, width: int) -> None:
@@ -267,62 +174,6 @@ def test_pages_fit_their_window(visit: Visiting, width: int) -> None:
         made.go(address)
         widths = made.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
         assert widths[0] <= widths[1], address
-
-
-@pytest.mark.slow
-def test_tables_stay_tables_for_screen_readers_on_a_phone(visit: Visiting) -> None:
-    made = visit(viewport={"width": 375, "height": 700})
-    five(made)
-    page = made.go("locks")
-    table = page.get_by_role("table", name="Locks that are held")
-    expect(table.get_by_role("row")).to_have_count(6)
-    expect(table.get_by_role("columnheader", name="held by")).to_have_count(1)
-    expect(table.get_by_role("rowheader", name=f"{TASK} tenant=tenant-0")).to_have_count(1)
-    expect(page.get_by_role("navigation", name="Pages of the locks")).to_be_visible()
-    expect(page.get_by_role("search")).to_be_visible()
-    for box in page.get_by_role("searchbox").all():
-        assert box.evaluate("box => box.labels.length || box.getAttribute('aria-label')")
-
-
-#: The lowest contrast of any text on the page, as WCAG 2.2 computes it, and the text.
-CONTRAST = """() => {
-  const bright = (rgb) => {
-    const linear = (part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
-    const [r, g, b] = rgb.map((part) => linear(part / 255));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const parts = (color) => (color.match(/[\\d.]+/g) || []).map(Number);
-  const behind = (element) => {
-    for (; element; element = element.parentElement) {
-      const found = parts(getComputedStyle(element).backgroundColor);
-      if (found.length === 3 || found[3] > 0) return found.slice(0, 3);
-    }
-    return [255, 255, 255];
-  };
-  let least = [99, ""];
-  for (const element of document.querySelectorAll("body *")) {
-    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-    if (!own || element.closest("svg, title")) continue;
-    const [a, b] = [parts(getComputedStyle(element).color).slice(0, 3), behind(element)].map(bright);
-    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (contrast < least[0]) least = [contrast, element.textContent];
-  }
-  return least;
-}"""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.slow
-def test_text_can_be_read_in_light_and_in_dark(visit: Visiting, scheme: str) -> None:
-    made = visit(color_scheme=scheme)
-    lease, *_ = five(made)
-    write(made.app, *(entry(made.app, "x", "run", outcome=it) for it in ("FAILURE", "RETRY", "LOST")))
-    for address in (*PAGES, f"lock?key={lease.key}"):
-        made.go(address)
-        contrast, text = made.page.evaluate(CONTRAST)
-        assert contrast >= 4.5, (address, text)
-    back = made.page.locator("body").evaluate("it => getComputedStyle(it).backgroundColor")
-    assert (back == "rgb(255, 255, 255)") == (scheme == "light")
 
 
 @pytest.mark.slow
@@ -343,91 +194,6 @@ def test_page_says_that_the_lock_server_is_gone_and_recovers(visit: Visiting, ow
     expect(made.row("a-new-one")).to_have_count(1)
 
 
-class TestFiveThousand:
-    @pytest.fixture
-    def made(self, visit: Visiting) -> Visit:
-        made = visit()
-        for number in range(5000):
-            hold(made.app, f"tenant-{number}")
-        write(made.app, *(entry(made.app, f"tenant-{number}", ago=30) for number in range(0, 5000, 10)))
-        return made
-
-    @pytest.mark.slow
-    def test_page_stays_useful(self, made: Visit) -> None:
-        page = made.go("")
-        expect(page.locator("[data-live=tiles]")).to_contain_text("5,000")
-        made.go("locks")
-        expect(page.locator("[data-live=locks] > tr")).to_have_count(50)
-        expect(page.get_by_text("page 1 of 100")).to_be_visible()
-        page.get_by_role("link", name="Next").click()
-        expect(page.get_by_text("page 2 of 100")).to_be_visible()
-        page.get_by_label("Containing").fill("tenant-4321")
-        page.get_by_role("button", name="Show").click()
-        expect(made.row("tenant-4321")).to_have_count(1)
-        made.is_live()
-        hold(made.app, "another/tenant-4321")
-        expect(made.row("another/tenant-4321")).to_have_count(1)
-        made.go("timeline")
-        expect(page.locator("[data-live=lanes] > tr")).to_have_count(30)
-        made.is_live()
-        assert made.wrong == []
-
-
-@pytest.mark.slow
-def test_no_word_is_broken_on_a_desktop(visit: Visiting) -> None:
-    """Ids, names and labels of a usual length; whatever is longer makes its table wider, not its page."""
-    made = visit(viewport={"width": 1280, "height": 900})
-    task_id, holder = "5f393b1e-08a5-5dd2-ac5e-6e318479a05b", "f1caeef9-328f-5002-b827-f3a7ca3e9281"
-    lease = hold(made.app, "branch-of-the-north-west-7", task_id=holder, node="worker-one@shop")
-    more = {"task_id": task_id, "holder": holder, "holder_node": "worker-one@shop", "node": "worker-two@shop"}
-    write(made.app, *(entry(made.app, "branch-of-the-north-west-7", kind, **more) for kind in KINDS))
-    for address in (*PAGES, f"lock?key={lease.key}", f"id?id={holder}", "search?q=5f39"):
-        made.go(address)
-        assert made.page.evaluate(BROKEN) == [], address
-        narrow = "[...document.querySelectorAll('.scroll')].every((it) => it.scrollWidth <= it.clientWidth)"
-        assert made.page.evaluate(narrow), address
-
-
-#: The words of tables that are in more than one line.
-BROKEN = """() => {
-  const found = [], walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
-  for (let node; (node = walker.nextNode());) {
-    if (node.parentElement.closest("svg, code")) continue;
-    for (const word of node.textContent.matchAll(/\\S+/g)) {
-      const range = document.createRange();
-      range.setStart(node, word.index);
-      range.setEnd(node, word.index + word[0].length);
-      if (new Set([...range.getClientRects()].map((it) => Math.round(it.top))).size > 1) found.push(word[0]);
-    }
-  }
-  return found;
-}"""
-
-
-@pytest.mark.slow
-def test_server_ends_while_a_tab_is_open(browser: Browser, redis_server: RedisServer, tmp_path: Path) -> None:
-    """A page that is mounted in somebody's app must not keep that from ending, with a deploy, say."""
-    output = tmp_path / "output"
-    output.touch()
-    environment = {**os.environ, "REDIS": redis_server.url}
-    command = ["--port", "0", "--log-level", "info", "tests.web.mounted:app"]
-    program = programs.start("uvicorn", command, environment=environment, output=output)
-    try:
-        running = re.compile(r"running on (http://\S+)")
-        until(lambda: running.search(output.read_text()) is not None)
-        (url,) = running.findall(output.read_text())
-        page = browser.new_page()
-        page.goto(f"{url}/locks/")
-        expect(page.locator("#state")).to_have_text("Live", timeout=PATIENCE)
-    finally:
-        program.send_signal(signal.SIGTERM)
-        status = program.wait(LIMIT)
-    expect(page.locator("#state")).to_have_text("Connection lost, trying again", timeout=PATIENCE)
-    page.close()
-    assert status in (0, -signal.SIGTERM)
-    assert "Finished server process" in output.read_text()
-
-
 class TestActing:
     @pytest.fixture
     def made(self, visit: Visiting) -> Visit:
@@ -446,45 +212,3 @@ class TestActing:
         expect(page.locator("main [role=status]")).to_have_text(released)
         assert Runtime.of(made.app).store.held(lease.key) == []
         assert made.wrong == []
-
-    def test_page_is_live_with_the_token(self, made: Visit) -> None:
-        made.go("locks")
-        made.is_live()
-        hold(made.app, "a-new-one")
-        expect(made.row("a-new-one")).to_have_count(1)
-
-    @pytest.mark.slow
-    def test_other_site_cannot_press_the_buttons(self, made: Visit) -> None:
-        """The browser sends the password along."""
-        lease = hold(made.app, "acme", process=over())
-        made.go(f"lock?key={lease.key}")
-        (release, *_) = made.page.locator("form[action$='/release']").all()
-        fields = release.evaluate("form => [...new FormData(form)]")
-        inputs = "".join(f'<input name="{name}" value="{value}">' for name, value in [*fields, ("sure", "yes")])
-        form = f'<form action="{made.url}/release" method="post">{inputs}<button>Win a prize</button></form>'
-
-        async def lure(_: Any) -> HTMLResponse:
-            return HTMLResponse(form)
-
-        with served(Starlette(routes=[Route("/", lure)])) as evil:
-            made.page.goto(evil)
-            made.page.get_by_role("button").click()
-            expect(made.page.locator("body")).to_contain_text("This page accepts only its own forms.")
-        assert Runtime.of(made.app).store.held(lease.key) != []
-
-    @pytest.mark.slow
-    def test_other_site_can_neither_read_nor_frame_the_page(self, made: Visit) -> None:
-        hold(made.app, "acme")
-
-        async def lure(_: Any) -> HTMLResponse:
-            return HTMLResponse(f'<h1>Evil</h1><iframe src="{made.url}/"></iframe>')
-
-        with served(Starlette(routes=[Route("/", lure)])) as evil:
-            made.page.goto(evil)
-            read = "url => fetch(url, {credentials: 'include'}).then((it) => it.text(), () => 'refused')"
-            assert made.page.evaluate(read, f"{made.url}/locks") == "refused"
-            assert made.page.evaluate(read.replace("'include'", "'include', mode: 'no-cors'"), made.url) in (
-                "",
-                "refused",
-            )
-            assert all("acme" not in frame.content() for frame in made.page.frames)

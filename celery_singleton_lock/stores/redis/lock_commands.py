@@ -91,7 +91,7 @@ def question(request: LockRequest, *, fence_seed: int | str = "", memory_ms: int
     keys = [keyspace.fence_key(key), keyspace.tombstone_key(key, request.owner)]
     if request.check_finished:
         keys.append(keyspace.done_key(key, holder.message))
-    if request.waiting or arrival:
+    if request.since or request.waiting or arrival:
         keys += [keyspace.waiting_key(key), keyspace.asked_key(key)]
     if arrival:
         keys.append(keyspace.order_key(key, arrival.order))
@@ -103,7 +103,8 @@ def question(request: LockRequest, *, fence_seed: int | str = "", memory_ms: int
         ms(request.ttl),
         _FENCE_MS,
         int(request.check_finished),
-        *((request.member, ms(request.since)) if request.waiting else ("", 0)),
+        request.member if request.waiting else "",
+        ms(request.since) if request.since else 0,
         holder.kept_as,
         fence_seed,
         memory_ms,

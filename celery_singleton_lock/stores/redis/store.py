@@ -65,6 +65,10 @@ PAUSE, MAX_PAUSE = 0.02, 0.5
 #: node where the lock is. A waiter that is cut off, as by a restart, goes on asking for as long.
 PATIENCE = TRIES * STEP_TIMEOUT
 
+#: Seconds that waking a waiter may take at each step: its mailbox may be on another node of the cluster, which hangs,
+#: and a release is not to wait for that.
+WAKING = 0.25
+
 #: Seconds for which a call is repeated while a cluster moves the slot or replaces a master: it refuses scripts with
 #: several keys until that is over.
 RESHAPING = 4.0
@@ -309,7 +313,7 @@ class RedisStore:
         if (member := lock_answers.to_wake(answer)) is None:
             return False
         try:
-            self._servers.run(lock_commands.push(member.decode(errors="replace")))
+            self._servers.run(lock_commands.push(member.decode(errors="replace")), step=WAKING)
         except (RedisError, OSError) as error:
             logger.debug("%s: nobody was woken: %s", self.server, words_of(error))
         return True

@@ -33,6 +33,9 @@ _NUMBER = re.compile(rb"-?[0-9]{4,}(\.[0-9]+)?")
 #: A hold, perhaps without its last character: its fence is a time in µs.
 _HOLD = re.compile(rb"(.+,)([0-9]{16})(\]?)", re.DOTALL)
 
+#: When a waiter asked last (ms), and for how many copies.
+_ASKED = re.compile(rb"([0-9]{13}) ([0-9]+)")
+
 #: A message that has ended, see `ended.lua`, and the time in seconds from which on it may be forgotten.
 _ENDED, _SECONDS = re.compile(rb"(.{8})(.{4})", re.DOTALL), 10**9
 
@@ -268,6 +271,8 @@ def alike(real: Any, modelled: Any, slack: int = 0) -> bool:
     if isinstance(real, bytes):
         if (hold := _HOLD.fullmatch(real)) and (other := _HOLD.fullmatch(modelled)):
             return hold[1] == other[1] and abs(int(hold[2]) - int(other[2])) <= slack * 1000
+        if (asked := _ASKED.fullmatch(real)) and (other := _ASKED.fullmatch(modelled)):
+            return asked[2] == other[2] and abs(int(asked[1]) - int(other[1])) <= slack
         if len(real) == len(modelled) and len(real) % 12 == 0 and min(map(_seconds, (real, modelled))) > _SECONDS:
             pairs = [*zip(_ENDED.findall(real), _ENDED.findall(modelled), strict=True)]
             return all(a == b and abs(_number(c) - _number(d)) <= 1 + slack // 1000 for (a, c), (b, d) in pairs)

@@ -77,6 +77,11 @@ for i, value in ipairs(values) do
   end
 end
 
+if member ~= '' and tonumber(since) > now() / 1000 then
+  -- By a clock that is ahead: it waits since it first asked.
+  since = redis.call('ZSCORE', waiting, member) or string.format('%.0f', math.floor(now() / 1000))
+end
+
 -- Never two copies of one message at once, nor one owner twice, even if there is room. Every hold counts, whatever limit it was taken under.
 if kept and newer and stops ~= '' then
   put(lock, kept, nil, 0, is_set) -- Nor is what was kept for it to keep the newest waiting.
@@ -100,7 +105,7 @@ if copy or newer and not kept then
   takes = false -- A message that is not the newest is never to run.
 elseif in_use < limit then
   -- One that was woken, and has waited for longer, may be about to come.
-  takes = kept or member == '' or in_use + count_before(waiting, asked, member, since) < limit
+  takes = kept or since == '0' or in_use + count_before(waiting, asked, member, since) < limit
   if not (takes or first) then
     first, first_pttl = '', COMES_MS
   end
