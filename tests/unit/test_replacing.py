@@ -11,7 +11,7 @@ import pytest
 from celery.exceptions import TaskRevokedError
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock import DuplicateResult, InvalidOption, LockSuperseded
+from celery_singleton_lock import DuplicateResult, InvalidOption, LockSuperseded, clock
 from tests.bench import Bench, raises
 from tests.inside import at_question
 from tests.patience import LIMIT
@@ -128,7 +128,7 @@ def test_older_message_may_start_at_any_moment(bench: Bench, number: int) -> Non
 
 @pytest.mark.parametrize("number", range(1, QUESTIONS))
 def test_older_message_that_started_at_any_moment_comes_again(bench: Bench, number: int) -> None:
-    """Its worker has died: it runs again, though it has no lock any more."""
+    """Its worker has died. It runs again, or is superseded by a message that is sure to run."""
 
     def dies_once() -> str:
         if bench.runs == [older.id]:
@@ -138,9 +138,69 @@ def test_older_message_that_started_at_any_moment_comes_again(bench: Bench, numb
     task = replaced(bench, dies_once, acks_late=True, reject_on_worker_lost=True)
     older = bench.send(task)
     with at_question(bench.app, number, lambda: bench.deliver(older)):
-        task.delay()
+        newest = task.delay()
     if bench.runs:
-        assert bench.deliver(older, redelivered=True) == "ran"
+        assert bench.deliver(older, redelivered=True) in ("ran", "REVOKED")
+    for message in bench.queued():
+        bench.deliver(message)
+    assert newest.result == "ran"
+
+
+def test_older_message_does_not_run_after_the_newest_when_it_is_delivered_again(bench: Bench) -> None:
+    """Nobody can tell whether it had started; the newest did its work."""
+    task = replaced(bench, acks_late=True)
+    older, newest = bench.send(task), bench.send(task)
+    assert bench.deliver(newest) == "ran"
+    assert bench.deliver(older, redelivered=True) == "REVOKED"
+    assert bench.runs == [newest.id]
+
+
+def test_newest_counts_when_the_senders_clock_is_wrong(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = replaced(bench)
+    first = bench.send(task)
+    with monkeypatch.context() as behind:
+        behind.setattr(clock, "wall", lambda: 1.0)
+        second = bench.send(task)
+    third = bench.send(task)
+    assert bench.deliver(third) == "ran"
+    for older in (second, first):
+        assert bench.deliver(older) == "REVOKED"
+    assert bench.runs == [third.id]
+
+
+def test_newest_counts_when_the_servers_clock_was_set_back(bench: Bench) -> None:
+    task = replaced(bench)
+    bench.later(3600.0)
+    first = bench.send(task)
+    bench.later(-1800.0)
+    second = bench.send(task)
+    assert bench.deliver(second) == "ran"
+    assert bench.deliver(first) == "REVOKED"
+    assert bench.runs == [second.id]
+
+
+def test_message_whose_sender_died_replaces_the_older_one_as_it_starts(bench: Bench) -> None:
+    task = replaced(bench)
+    older = bench.send(task)
+    with suppress(SystemExit), at_question(bench.app, 2, raises(SystemExit())) as asked:
+        task.delay()
+    assert len(asked) == 2
+    (newest,) = bench.queued()
+    assert bench.deliver(newest) == "ran"
+    assert bench.deliver(older) == "REVOKED"
+    assert bench.runs == [newest.id]
+
+
+def test_lock_of_a_message_that_starts_before_its_sender_says_so_ends(bench: Bench) -> None:
+    task = replaced(bench)
+    older = bench.send(task)
+    with at_question(bench.app, 2, lambda: [bench.deliver(message) for message in bench.queued()]) as asked:
+        newest = task.delay()
+    assert len(asked) == 2
+    assert newest.result == "ran"
+    assert bench.deliver(older) == "REVOKED"
+    task.on_duplicate = "existing"
+    assert not isinstance(task.delay(), DuplicateResult)
 
 
 @pytest.mark.parametrize("number", range(1, QUESTIONS))
