@@ -115,9 +115,11 @@ class QueueLock:
         ttl = self.seconds if self.scope == UNTIL_EXPIRED else min(UNCONFIRMED_TTL, self.seconds)
         return LockRequest(self.key, self.owner, ttl=ttl, holder=holder, limit=self.limit)
 
-    def request_in_order(self, holder: Holder, task: str, *, stops: bool) -> LockRequest:
-        """As `request`, for the newest message of its key and task; with `stops`, from an older one that waits."""
-        arrival = Arrival(self.number, max(self.seconds, KNOWN_FOR), task, stops)
+    def request_in_order(self, holder: Holder, task: str, *, stops: bool, older_for: float = 0.0) -> LockRequest:
+        """As `request`, for the newest message of its key and task; with `stops`, from an older one that waits, which
+        may come for as many seconds as `older_for` says, if that is known.
+        """
+        arrival = Arrival(self.number, max(self.seconds, older_for, KNOWN_FOR), task, stops)
         return replace(self.request(holder), arrival=arrival, another=None)
 
     def hold(self) -> Hold:

@@ -398,8 +398,9 @@ class _Duplicate(NamedTuple):
         result = publish(**_with_lock(task, named, lock))
         label = self.found.holder.label if self.found.holder else ""  # The same for both calls.
         holder = holder_of_message(named["task_id"], sending, label, order=order_of(task.name))
+        older_for = min(self.found.remaining, MAX_QUEUE_TTL)
         try:
-            runtime.store.acquire(lock.request_in_order(holder, task.name, stops=True))
+            runtime.store.acquire(lock.request_in_order(holder, task.name, stops=True, older_for=older_for))
         except LockUnavailable as error:  # Its worker has said so already, or does when the message starts.
             logger.info("%s: a message that was replaced may still run: %s", lock.key, error)
         runtime.confirmations.add(lock.confirmed())

@@ -12,6 +12,7 @@ from celery.exceptions import TaskRevokedError
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import DuplicateResult, InvalidOption, LockSuperseded, clock
+from celery_singleton_lock.runtime import Runtime
 from tests.bench import Bench, raises
 from tests.inside import at_question
 from tests.patience import LIMIT
@@ -39,6 +40,17 @@ def test_newest_message_runs_and_older_ones_never(bench: Bench) -> None:
         assert isinstance(stored["result"], TaskRevokedError)
         bench.later(11.0)
         bench.deliver(message, redelivered=True)
+    assert bench.runs == [newest.id]
+
+
+def test_older_message_never_runs_however_late_its_date(bench: Bench) -> None:
+    task = replaced(bench, lock_queue_ttl=None)
+    older = bench.send(task, countdown=200_000.0)
+    Runtime.of(bench.app).confirmations.send_all()
+    newest = bench.send(task)
+    assert bench.deliver(newest) == "ran"
+    bench.later(200_001.0)
+    bench.deliver(older)
     assert bench.runs == [newest.id]
 
 
