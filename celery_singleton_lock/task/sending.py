@@ -48,7 +48,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest, order_of
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task import ends, header
-from celery_singleton_lock.task.message import HEADER, RequestLike, Target, sending_in
+from celery_singleton_lock.task.message import HEADER, MAX_NUMBER, RequestLike, Target, sending_in
 from celery_singleton_lock.task.queue_lock import (
     SAID_FOR,
     QueueLock,
@@ -391,8 +391,9 @@ class _Duplicate(NamedTuple):
         So one of the two runs, wherever the sender stops: the older one, until the newest says that it has come.
         """
         task, runtime, sending = self.task, Runtime.of(self.task.app), sending_in(named["headers"][HEADER])
-        # Concurrent calls find the same message, and their clocks may differ; but each is newer than that.
-        number = max(int(clock.wall() * 1e6), (self.found.fence or 0) + 1)
+        # Newer than the message that it found: that counts if the store does not hear of this one from here. Otherwise
+        # it is the newest at that time by the store's clock: those of senders differ.
+        number = (self.found.fence or 0) + 1
         # The owner that asked may have a tombstone.
         lock = replace(self.lock, owner=new_owner(), number=number, replaces=True)
         result = publish(**_with_lock(task, named, lock))
@@ -400,7 +401,8 @@ class _Duplicate(NamedTuple):
         holder = holder_of_message(named["task_id"], sending, label, order=order_of(task.name))
         older_for = min(self.found.remaining, MAX_QUEUE_TTL)
         try:
-            runtime.store.acquire(lock.request_in_order(holder, task.name, stops=True, older_for=older_for))
+            newest = replace(lock, number=MAX_NUMBER)  # Which counts for no more than the time, or the next fence.
+            runtime.store.acquire(newest.request_in_order(holder, task.name, stops=True, older_for=older_for))
         except LockUnavailable as error:  # Its worker has said so already, or does when the message starts.
             logger.info("%s: a message that was replaced may still run: %s", lock.key, error)
         runtime.confirmations.add(lock.confirmed())

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery.exceptions import TaskRevokedError
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock import DuplicateResult, InvalidOption, LockSuperseded, clock
+from celery_singleton_lock import DuplicateResult, InvalidOption, LockSuperseded, LockUnavailable, clock
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import LockRequest
+from celery_singleton_lock.task import sending
 from tests.bench import Bench, raises
 from tests.inside import at_question
 from tests.patience import LIMIT
@@ -52,6 +55,33 @@ def test_older_message_never_runs_however_late_its_date(bench: Bench) -> None:
     bench.later(200_001.0)
     bench.deliver(older)
     assert bench.runs == [newest.id]
+
+
+@pytest.mark.parametrize(("ahead", "behind"), [(0.0, 0.0), (50.0, 0.0), (0.0, -50.0)])
+def test_newest_runs_though_the_sender_before_could_not_say_it_had_come(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, ahead: float, behind: float
+) -> None:
+    """Whatever the clocks of both senders say."""
+    task, store, wall = replaced(bench), Runtime.of(bench.app).store, clock.wall
+    older, acquire = bench.send(task), store.acquire
+
+    def unanswered(request: LockRequest) -> Any:
+        if request.arrival is not None:
+            raise LockUnavailable(store.server, "no answer")
+        return acquire(request)
+
+    with monkeypatch.context() as lost:
+        lost.setattr(store, "acquire", unanswered)
+        lost.setattr(sending, "clock", SimpleNamespace(**{**vars(clock), "wall": lambda: wall() + ahead}))
+        unheard = bench.send(task)
+    bench.later(1.0)
+    with monkeypatch.context() as late:
+        late.setattr(sending, "clock", SimpleNamespace(**{**vars(clock), "wall": lambda: wall() + behind}))
+        newest = bench.send(task)
+    bench.later(60.0)
+    for message in (unheard, older, newest):
+        bench.deliver(message)
+    assert bench.runs[-1] == newest.id
 
 
 def test_newest_message_has_the_lock_when_the_older_one_has_ended(bench: Bench) -> None:
