@@ -82,7 +82,7 @@ test-all: test test-slow
 
 # SERVERS="dir dir": folders that have a redis-server each, Redis 6.2 or newer or Valkey. What speaks to the server.
 ON_SERVERS := tests/contract $(addprefix tests/integration/test_,$(addsuffix .py,doctor late_requests line lock \
-  lock_holding lock_servers outage probe redis_py_lock redis_store redlock replacing schemes server_faults topologies))
+  lock_holding lock_servers outage redis_py_lock redis_store redlock replacing server_faults topologies))
 test-servers: .venv/.compiled
 	@test -n "$(SERVERS)" || { echo "SERVERS=\"dir dir\" names folders with a redis-server each" && exit 2; }
 	for server in $(SERVERS); do PATH="$$server:$$PATH" $(PYTEST) $(PARALLEL) -m "not slow" $(ON_SERVERS) || exit 1; done

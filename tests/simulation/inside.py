@@ -405,6 +405,14 @@ def repeated_by(process: Any) -> list[tuple[str, str, str]]:
     return [call_id for outbox in outboxes for call_id in attribute(outbox, "_waiting")]
 
 
+def has_left(process: Any, member: bytes) -> bool:
+    """Whether a waiter of this process has left, as its process knows."""
+    opened = attribute(process.package("runtime"), "_all_opened")[-1:]
+    mailboxes = [attribute(runtime.store, "mailbox") for one in opened for runtime in one.runtimes.values()]
+    ours = [it for it in mailboxes if str(attribute(it, "_key")).encode() == mailbox_in(member)]
+    return any(name_of_waiter(member).decode() not in attribute(it, "_waiters") for it in ours)
+
+
 # Processes
 
 
@@ -483,8 +491,10 @@ def has_free_slot(package: Any, pool: Any) -> bool:
     return bool(attribute(module(package, "worker.bootstep"), "has_free_slot")(pool))
 
 
-def watch_line(line: Any, comes: Callable[[str], None], is_passed_on: Callable[[str], None]) -> None:
-    """Be called with the lock of each wake-up that comes to a line, and of each that it passes on."""
+def watch_line(line: Any, comes: Callable[[str], None], leaves_place: Callable[[str, bool], None]) -> None:
+    """Be called with the lock of each wake-up that comes to a line, and of each place that it leaves as it has no slot,
+    with whether somebody else is woken.
+    """
     store = attribute(line, "_store")
     hear, wake = attribute(line, "_hear"), attribute(store, "wake")
 
@@ -493,8 +503,9 @@ def watch_line(line: Any, comes: Callable[[str], None], is_passed_on: Callable[[
         hear(key)
 
     def wakes(key: str, leaves: str = "") -> Any:
-        if (did := wake(key, leaves)) and leaves:
-            is_passed_on(key)
+        did = wake(key, leaves)
+        if leaves:
+            leaves_place(key, did)
         return did
 
     assign(line, "_hear", hears)

@@ -207,7 +207,9 @@ class Invariants:
 
     def _blocked(self, server: Any, member: bytes) -> list[Any]:
         """The connections on which a waiter in a slot, or outside of tasks, listens."""
-        if member in self.world.parked.names:
+        if member in self.world.parked.names or any(
+            inside.has_left(process, member) for process in self.run.processes if process.alive
+        ):
             return []
         return list(server.model._waiting.get(inside.mailbox_in(member), ()))
 
@@ -221,16 +223,15 @@ class Invariants:
     @trouble.excuse
     def _looks_by_itself(self, it: tuple[Any, ...], since: float) -> bool:
         """Whether the waiter for a lock that is free since then may have to find out by itself: no node wakes it, or
-        its holder leaves its node alone; or each message to the server is slow, and the
-        wake-up takes a longer way: main processes pass it on to the oldest copy in line, or a copy gets it that first
-        asks about another message.
+        its holder leaves its node alone; or the wake-up takes a longer way: a main process has no slot for its copy, or
+        a copy gets it that first asks about another message.
         """
         if it in self._free_on_some:
             return True
         if it[0] == "free" and len(self.world.servers) > 1 and trouble.was_there(self.world, since - LEFT_ALONE):
             return True
-        is_slow = it[0] == "free" and self.world.plan.latency > 0
-        return is_slow and self.world.parked.detour_at.get(it[1], -1.0) > since - OFTEN
+        detour_at: float = self.world.parked.detour_at.get(it[1], -1.0)
+        return it[0] == "free" and detour_at > since - SLICE
 
     def _grant(self, run: str) -> int:
         """How many servers would grant a lock: a node of a Redlock may still have an attempt that is to be undone, and

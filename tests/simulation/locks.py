@@ -40,9 +40,6 @@ UNUSED_IN_CALM = 0.3
 #: reach a node avoids it for four seconds, and then sends it what is pending.
 WELL = 8.0
 
-#: Seconds for which a frozen waiter may have the lock; and seconds until the checker sees that.
-HANDED_TO_FROZEN, SEEN = 1.0, 0.2
-
 #: Least shares of a lease that are left when it was just granted; and when its loss is known, with two steps of a
 #: renewal under way.
 GOOD_FOR, KNOWN_BEFORE = 0.6, 0.2
@@ -111,9 +108,6 @@ class LocksChecker:
         self._unused_since: dict[Any, float] = {}
         #: By process: the nodes of its Redlocks.
         self._nodes_of: dict[Process, Callable[[], Any]] = {}
-        #: Since when processes are frozen, and locks are held, as far as it was seen.
-        self._frozen_since: dict[int, float] = {}
-        self._held_since: dict[tuple[str, str], float] = {}
         longest = sum(use.takes + (use.patience or 0.0) for use in world.plan.uses)
         self._more = SOME * self.plan.latency
         self._must_end = self.plan.calm_at + longest + (len(world.plan.uses) + 1) * (self.plan.ttl + OVERDUE)
@@ -390,29 +384,12 @@ class LocksChecker:
             what = turn.use.name, turn.use.number, left
             self.run.must(is_far, "{}: use {} trusts its lock, {:.3f} s before the end", *what)
 
-    def _must_not_be_kept_for(self, held: dict[str, bytes]) -> None:
-        """Check that a frozen process that was granted a lock does not keep it from others for long."""
-        now = self.run.now
-        frozen = {process.pid for process in self.run.processes if process.alive and not process.runs}
-        self._frozen_since = {pid: self._frozen_since.get(pid, now) for pid in frozen}
-        self._held_since = {
-            it: self._held_since.get(it, now) for it in ((key, holds.owner_of(it)) for key, it in held.items())
-        }
-        for key, value in held.items():
-            given = self._held_since[key, holds.owner_of(value)]
-            since = self._frozen_since.get(inside.hold_of(value).pid, now)
-            brief = (*trouble.BRIEF, *trouble.OF_WORKERS)
-            if given > since + SEEN and not trouble.was_there(self.world, since, but=brief):
-                is_short = now <= given + HANDED_TO_FROZEN + SEEN
-                self.run.must(is_short, "{} was given to a process that is frozen, {:.1f} s ago", key, now - given)
-
     def _must_be_used(self) -> None:
         """Check that a lock held without a lease, by a process that is well, is free soon."""
         living = {it.pid for it in self.run.processes if it.alive and it.runs and not self._reaches_no_majority(it)}
         used = {turn.lease.owner for turn in self._under_way if turn.lease is not None}
         held = holds.on_most(self.world.servers, frozenset(self.limits))
         self._tombstones.look()
-        self._must_not_be_kept_for(held)
         unused = {
             (key, owner)
             for key, value in held.items()

@@ -158,11 +158,7 @@ class Newest:
             return None
         own, _ = self._order[job][number]
         in_line = copy.at + IN_LINE + 20 * self.world.plan.latency
-        newer = [
-            at
-            for place, at in self._order[job].values()
-            if place > own and at > in_line and not self._is_behind_holder(job, at)
-        ]
+        newer = [at for place, at in self._order[job].values() if place > own and at > in_line]
         is_kept = self._is_kept(copy.request.task.name, copy.request.context.retries or 0)
         return min(newer) if newer and not is_kept else None
 
@@ -178,21 +174,6 @@ class Newest:
         own, _ = self._order[job][number]
         newer = (f"m{other}" for other, (place, _) in self._order[job].items() if place > own)
         return any(self.world.parked.first_places.get(task_id, copy.since) < copy.since for task_id in newer)
-
-    @trouble.excuse
-    def _is_behind_holder(self, job: str, at: float) -> bool:
-        """Whether the message before the one that came then had the lock. Only a message that waits is woken to end,
-        and older ones along with it. One that was not in line when the holder came ends at its own time.
-        """
-        earlier = [(place, number) for number, (place, came) in self._order[job].items() if came < at]
-        _, before = max(earlier, default=(0.0, -1))
-        bodies = self.world.bodies
-        runs = [(body, at) for body in bodies.each()]
-        runs += bodies.ended.values()
-        mine = [(body.began, ended) for body, ended in runs if body.number == before]
-        if mine and apps.TASKS[job.partition(":")[0]].get("lock_retain_on_retry"):
-            mine.append((min(began for began, _ in mine), max(ended for _, ended in mine)))
-        return any(began <= at <= ended for began, ended in mine)
 
     @staticmethod
     @trouble.excuse

@@ -135,11 +135,12 @@ class Parked:
             if not self._has_room(worker):
                 self._in_vain_at[key] = self.run.now
 
-        def is_passed_on(key: str) -> None:
+        def leaves_place(key: str, is_passed_on: bool) -> None:
             self.detour_at[key] = self.run.now
-            self._unanswered.discard((process, key))
+            if is_passed_on:
+                self._unanswered.discard((process, key))
 
-        inside.watch_line(line, comes, is_passed_on)
+        inside.watch_line(line, comes, leaves_place)
 
     def _received(self, process: Process, _: Any) -> None:
         self._came_at[process] = process.host.wall_clock(self.run.now)
@@ -236,12 +237,10 @@ class Parked:
         self._begun[copy.key] += 1
         if (_number_of(request), request.context.retries or 0) in self.world.bodies.ended:
             self._in_vain_at[copy.key] = self.run.now
-        if _looks_first(request):  # Also at its own time: if it ends as another message, it wakes the next one.
-            self._called[copy.process, request.id] = copy.key
+        self._called[copy.process, request.id] = copy.key  # Also at its own time: if it ends, it wakes the next one.
         if worker.host.clock(self.run.now) >= copy.due:
             return
         self._under_way[request.id] = copy, self.run.now
-        self._called[copy.process, request.id] = copy.key
         if _looks_first(request):
             self.detour_at[copy.key] = self.run.now
         at = self._woken_by.get((copy.process, copy.key), 0.0)
@@ -344,8 +343,8 @@ class Parked:
         # A copy that has joined looks before it asks. If its child dies meanwhile, nobody is notified.
         if "shop.joins" in key and any("child killed" in fault.kind for fault in self.world.plan.faults):
             return FOUND + latency
-        # It goes round, for an older place whose process has left: as often as there are places.
-        if now - self.detour_at.get(key, -HELD) < AT_ONCE + latency:
+        # It goes round, for an older place whose process has left; one without room has no place until its next look.
+        if now - self.detour_at.get(key, -HELD) < FOUND + latency:
             return FOUND + latency
         return AT_ONCE + latency
 

@@ -12,11 +12,6 @@ _queued = partial(Mutant, file="task/queue_lock.py", kind="sent")
 _request = partial(Mutant, file="worker/request.py", kind="sent")
 
 MUTANTS = (
-    _sending(
-        "the lock of a message stays when its next attempt is sent and the server does not answer",
-        old="lock.request(holder), another=None",
-        new="lock.request(holder)",
-    ),
     _queued(
         "until_executing: another message can be sent as the body begins",
         old="        freed = self._free()\n        self._turn.queue_lock_ended",
