@@ -196,12 +196,10 @@ class MemoryStore:
         whose = request.key, request.arrival.task
         order, until = self._orders.get(whose, ({}, 0.0))
         self._orders[whose] = order, max(until, now + request.arrival.seconds)
-        name, highest, time = request.holder.order_member, max(order.values(), default=0), int(clock.wall() * 1e6)
-        # A number that a message claims counts for no more than the time, or the next fence.
-        given = request.arrival.number
-        number = order.setdefault(
-            name, max(highest + 1, time) if given is None else min(given, max(time, self._fence + 1))
-        )
+        name, highest = request.holder.order_member, max(order.values(), default=0)
+        # The last fence may be the number of a message that has not asked.
+        next_number = max(highest + 1, int(clock.wall() * 1e6), self._fence + 1)
+        number = order.setdefault(name, min(request.arrival.number or next_number, next_number))
         while len(order) > KNOWN:
             del order[min(order, key=order.__getitem__)]
         return number, max(order, key=order.__getitem__) if number < highest else None

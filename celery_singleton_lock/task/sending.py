@@ -48,7 +48,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest, order_of
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task import ends, header
-from celery_singleton_lock.task.message import HEADER, MAX_NUMBER, RequestLike, Target, sending_in
+from celery_singleton_lock.task.message import HEADER, RequestLike, Target, sending_in
 from celery_singleton_lock.task.queue_lock import (
     SAID_FOR,
     QueueLock,
@@ -401,7 +401,7 @@ class _Duplicate(NamedTuple):
         holder = holder_of_message(named["task_id"], sending, label, order=order_of(task.name))
         older_for = min(self.found.remaining, MAX_QUEUE_TTL)
         try:
-            newest = replace(lock, number=MAX_NUMBER)  # Which counts for no more than the time, or the next fence.
+            newest = replace(lock, number=None)  # The store gives it one.
             runtime.store.acquire(newest.request_in_order(holder, task.name, stops=True, older_for=older_for))
         except LockUnavailable as error:  # Its worker has said so already, or does when the message starts.
             logger.info("%s: a message that was replaced may still run: %s", lock.key, error)

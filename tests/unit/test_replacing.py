@@ -84,6 +84,37 @@ def test_newest_runs_though_the_sender_before_could_not_say_it_had_come(
     assert bench.runs[-1] == newest.id
 
 
+@pytest.mark.parametrize("behind", [0.0, -500.0])
+def test_newest_runs_though_the_oldest_was_sent_when_the_task_replaced_none(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, behind: float
+) -> None:
+    """That one is in no order: it runs as well."""
+    task, wall = replaced(bench, on_duplicate="existing"), clock.wall
+    oldest = bench.send(task)
+    task.on_duplicate = "replace"
+    older = bench.send(task)
+    with monkeypatch.context() as late:
+        late.setattr(sending, "clock", SimpleNamespace(**{**vars(clock), "wall": lambda: wall() + behind}))
+        newest = bench.send(task)
+    for message in (oldest, older, newest):
+        bench.deliver(message)
+    assert bench.runs == [oldest.id, newest.id]
+
+
+@pytest.mark.parametrize("off", [0.0, -50.0, 50.0])
+def test_one_of_two_runs_that_replace_a_message_at_the_same_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, off: float
+) -> None:
+    task, wall, sent = replaced(bench), clock.wall, []
+    oldest = bench.send(task)
+    monkeypatch.setattr(sending, "clock", SimpleNamespace(**{**vars(clock), "wall": lambda: wall() + off}))
+    with at_question(bench.app, 1, lambda: sent.append(bench.send(task)), "after"):
+        sent.append(bench.send(task))
+    for message in (oldest, *sent):
+        bench.deliver(message)
+    assert bench.runs == [sent[-1].id]
+
+
 def test_newest_message_has_the_lock_when_the_older_one_has_ended(bench: Bench) -> None:
     task = replaced(bench)
     older, _ = bench.send(task), bench.send(task)

@@ -14,14 +14,11 @@ local function arrive()
   local before, highest = last[1], tonumber(last[2] or 0)
   local is_new = not number and not arrived
   if not number then
-    -- The time: higher than all numbers that were given before the order was lost. A number that a message claims counts for no more than that, or
-    -- than the next fence, which it may come from: fences are ahead of a clock that was set back.
-    local time = now()
-    if arrived and arrived > time then
-      local given = redis.pcall('GET', fence)
-      time = math.max(time, (type(given) == 'string' and tonumber(given) or 0) + 1)
-    end
-    number = arrived and math.min(arrived, time) or math.max(highest + 1, time)
+    -- The time: higher than all numbers that were given before the order was lost. And higher than the last fence, which may be the number of a
+    -- message that has not asked: fences are ahead of a clock that was set back. A number that a message claims counts for no more than that.
+    local given = redis.pcall('GET', fence)
+    local next_number = math.max(highest + 1, now(), (type(given) == 'string' and tonumber(given) or 0) + 1)
+    number = math.min(arrived or next_number, next_number)
     redis.call('ZADD', order, string.format('%.0f', number), order_member)
     redis.call('ZREMRANGEBYRANK', order, 0, -KNOWN - 1)
   end
