@@ -45,6 +45,9 @@ CONNECT, LEAST_CONNECT, CONNECT_ALL = 0.25, 0.05, 0.5
 #: Seconds for which a node that failed is left alone, at first and at most.
 PAUSE, MAX_PAUSE = 0.5, 4.0
 
+#: Seconds after a call for which nodes that it could not reach are tried again.
+REOPEN_FOR = 60.0
+
 #: Seconds that a request may go unanswered. A firewall may have forgotten the connection without a word: a new one
 #: would work.
 MUTE_FOR = STEP_TIMEOUT
@@ -146,6 +149,12 @@ class Node:
             return None
         self._pause, self._avoided_until = PAUSE, 0.0
         return line
+
+    def is_still_away(self) -> bool:
+        """Whether it is still away; it is connected to if it was left alone for long enough."""
+        if self.has_failed and not self.is_avoided and (line := self.open(CONNECT)) is not None:
+            line.break_off(ConnectionError("it was only looked for"))
+        return self.has_failed
 
     def repeat(self, call: Call, seconds: float) -> None:
         """Send a call until it is answered, for that many seconds at most."""
@@ -331,6 +340,8 @@ class Nodes:
     def start_anew(self) -> None:
         #: Those that nobody uses, the last one used at the end.
         self._talks: deque[_Talk] = deque()
+        #: Until when nodes that have failed are tried again.
+        self._reopen_until = 0.0
 
     def ask(
         self, call: Call, enough: Callable[[Answers], float | None], *, seconds: float, repeat_for: float = 0.0
@@ -471,6 +482,7 @@ class Nodes:
 
     def close(self) -> None:
         """Close what is not in use. The outboxes go on sending."""
+        self._reopen_until = 0.0
         while (talk := self._unused()) is not None:
             talk.close()
         for node in self.each:
@@ -505,19 +517,21 @@ class Nodes:
     def _connect(self, talk: _Talk, step: float, seconds: float) -> None:
         """Open the lines that are missing, as far as that works in that time.
 
-        Nodes that failed before come last. Those that failed a moment ago are left out as long as the others are a
-        majority.
+        Nodes that have failed come last, and only as long as there is no majority: one that hangs would hold up the
+        caller. The job finds out when they are back.
         """
         talk.collect()
         until = clock.now() + seconds
         missing = [node for node in self.each if node.index not in talk.lines]
-        others = [node for node in missing if not node.is_avoided]
-        if len(talk.lines) + len(others) >= self.quorum:
-            missing = others
-        for node in sorted(missing, key=lambda node: node.has_failed):
+        for node in sorted(missing, key=lambda node: (node.is_avoided, node.has_failed)):
+            if node.has_failed and len(talk.lines) >= self.quorum:
+                continue
             line = node.open(min(step, max(until - clock.now(), LEAST_CONNECT)))
             if line is not None:
                 talk.add(line)
+        if len(talk.lines) < len(self.each):
+            self._reopen_until = clock.now() + REOPEN_FOR
+            self._job.schedule()
 
     def _send(self, talk: _Talk, nodes: Sequence[Node], call: Call, answers: Answers | None, repeat_for: float) -> None:
         now = clock.now()
@@ -526,7 +540,10 @@ class Nodes:
             talk.send(node, request)
 
     def _look(self) -> float | None:
-        """Take note of late answers; None, or the seconds until the next look if something must still be answered."""
+        """Take note of late answers, and of nodes that are back; None, or the seconds until the next look if something
+        must still be answered, or a node that was asked lately is still away.
+        """
+        away = [node for node in self.each if node.is_still_away()] if clock.now() < self._reopen_until else []
         has_backlog = False
         for _ in range(len(self._talks)):
             with suppress(IndexError):  # Other threads take some meanwhile.
@@ -536,7 +553,7 @@ class Nodes:
                 talk.collect()
                 has_backlog |= talk.has_backlog
                 self._talks.append(talk)
-        return LOOK_AFTER[1] if has_backlog else None
+        return LOOK_AFTER[1] if has_backlog or away else None
 
 
 def at_once(is_enough: bool) -> float | None:
