@@ -28,6 +28,7 @@ from redis.exceptions import (
 from celery_singleton_lock import chance, clock, forks
 from celery_singleton_lock.background import BackgroundJob
 from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.stores.redis.common import Answers, Enough
 from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, alone, may_be_replaced, packed
 from celery_singleton_lock.stores.redis.outbox import Outbox
 from celery_singleton_lock.stores.redis.script import Call
@@ -39,8 +40,8 @@ TRIES, RETRY_DELAY = 3, 0.2
 #: Seconds that the nodes get to answer, if no lease says less.
 MAX_ANSWER = 0.5
 
-#: Seconds that one step of connecting to a node may take, at most and at least, and connecting to all of them.
-CONNECT, LEAST_CONNECT, CONNECT_ALL = 0.25, 0.05, 0.5
+#: Seconds that connecting to all nodes may take, if no renewal says otherwise, and that a node gets at least.
+CONNECT, LEAST_CONNECT = 0.5, 0.05
 
 #: Seconds for which a node that failed is left alone, at first and at most.
 PAUSE, MAX_PAUSE = 0.5, 4.0
@@ -63,28 +64,6 @@ T = TypeVar("T")
 
 class NotAsked(ConnectionError):
     """A node was not asked: there is no connection to it."""
-
-
-class Answers(dict[int, Any]):
-    """What the nodes answered to a call, by their index; an exception where one failed.
-
-    Attributes:
-        sent_at: when it was sent, by `clock.now()`.
-    """
-
-    def __init__(self, answers: Mapping[int, Any] | None = None, *, sent_at: float = 0.0) -> None:
-        super().__init__(answers or {})
-        self.sent_at = sent_at
-
-    @property
-    def given(self) -> list[Any]:
-        """Those that are not errors."""
-        return [answer for answer in self.values() if not isinstance(answer, Exception)]
-
-    @property
-    def errors(self) -> dict[int, str]:
-        """What was wrong, by the node's index."""
-        return {index: words_of(answer) for index, answer in self.items() if isinstance(answer, Exception)}
 
 
 # Nobody changes it: as for `Holder`.
@@ -152,7 +131,7 @@ class Node:
 
     def is_still_away(self) -> bool:
         """Whether it is still away; it is connected to if it was left alone for long enough."""
-        if self.has_failed and not self.is_avoided and (line := self.open(CONNECT)) is not None:
+        if self.has_failed and not self.is_avoided and (line := self.open(CONNECT / 2)) is not None:
             line.break_off(ConnectionError("it was only looked for"))
         return self.has_failed
 
@@ -350,14 +329,13 @@ class Nodes:
 
         Args:
             call: what to ask.
-            enough: None as long as the answers do not decide the matter; then the seconds for which further ones are
-                collected, mostly 0.
+            enough: see `Enough`.
             seconds: how long to wait for answers.
             repeat_for: seconds for which it is sent again to each node that has not answered it, also if this is
                 interrupted: what only some nodes have done is not done.
         """
         try:
-            (answers,) = self.ask_each([call], lambda each: enough(each[0]), seconds=seconds, repeat_for=repeat_for)
+            (answers,) = self.ask_each([call], lambda _, it: enough(it), seconds=seconds, repeat_for=repeat_for)
         except BaseException:
             if repeat_for:  # Maybe before it was sent.
                 self.repeat(call, repeat_for)
@@ -367,28 +345,33 @@ class Nodes:
     def ask_each(
         self,
         calls: Sequence[Call],
-        enough: Callable[[Sequence[Answers]], float | None],
+        enough: Enough,
         *,
         seconds: float,
-        step: float = CONNECT,
-        connect: float = CONNECT_ALL,
+        connect: float | None = None,
         repeat_for: float = 0.0,
     ) -> list[Answers]:
         """As `ask`, for several calls at once, with one time for all of them; the answers to each.
 
         Args:
-            step, connect: seconds for a step of connecting to a node, and for connecting to all.
+            connect: seconds for connecting to the nodes.
         """
         with self._talk() as talk:
-            self._connect(talk, step, connect)
+            self._connect(talk, connect or CONNECT)
             now = clock.now()
             until = now + seconds
             each = [Answers(sent_at=now) for _ in calls]
             for call, answers in zip(calls, each, strict=True):
                 self._send(talk, self.each, call, answers, repeat_for)
+            undecided, longer = set(range(len(calls))), 0.0
             while sum(map(len, each)) < len(self.each) * len(calls):
-                if (longer := enough(each)) is not None:
-                    until = min(until, clock.now() + longer)
+                for place in [*undecided]:
+                    more = 0.0 if self.has_failed(each[place]) else enough(place, each[place])
+                    if more is not None:
+                        undecided.discard(place)
+                        longer = max(longer, more)
+                        if not undecided:
+                            until = min(until, clock.now() + longer)
                 if (left := until - clock.now()) <= 0:
                     break
                 talk.hear(left)
@@ -514,8 +497,8 @@ class Nodes:
             return self._talks.pop()
         return None
 
-    def _connect(self, talk: _Talk, step: float, seconds: float) -> None:
-        """Open the lines that are missing, as far as that works in that time.
+    def _connect(self, talk: _Talk, seconds: float) -> None:
+        """Open the lines that are missing, as far as that works in that time; one node gets half of it.
 
         Nodes that have failed come last, and only as long as there is no majority: one that hangs would hold up the
         caller. The job finds out when they are back.
@@ -526,7 +509,7 @@ class Nodes:
         for node in sorted(missing, key=lambda node: (node.is_avoided, node.has_failed)):
             if node.has_failed and len(talk.lines) >= self.quorum:
                 continue
-            line = node.open(min(step, max(until - clock.now(), LEAST_CONNECT)))
+            line = node.open(min(seconds / 2, max(until - clock.now(), LEAST_CONNECT)))
             if line is not None:
                 talk.add(line)
         if len(talk.lines) < len(self.each):

@@ -19,7 +19,6 @@ from celery_singleton_lock.stores.base import Held
 from celery_singleton_lock.stores.redis import inspect, urls
 from celery_singleton_lock.stores.redis._redis_py import sentinels_of
 from celery_singleton_lock.stores.redis.cluster import Cluster
-from celery_singleton_lock.stores.redis.lock_answers import parse_holds
 from celery_singleton_lock.stores.redis.server import OF_A_CLUSTER, Server, words_of
 
 #: The most keys that are looked at on one server.
@@ -188,18 +187,17 @@ def _looked_at(server: Server, names: Sequence[bytes]) -> Iterator[Key]:
     """The keys of one step, in two round trips."""
     lives = server.command_each([("PTTL", name) for name in names])
     locks = [name for name in names if _is_lock(name)]
-    values = dict(zip(locks, server.command_each([("GET", name) for name in locks]), strict=True))
-    values |= {name: elements for name, (elements, _) in inspect.sets_among(server, values).items()}
+    keys = [name.decode(errors="replace").removesuffix(":run") for name in locks]
+    found = dict(zip(locks, inspect.looked_up(server, keys), strict=True))
     for name, pttl in zip(names, lives, strict=True):
-        value = values.get(name)
         if not isinstance(pttl, int) or pttl == -2:
             continue  # It has ended meanwhile.
         key = Key(name.decode(errors="replace"), remaining=None if pttl == -1 else pttl / 1000)
-        try:
-            (value,) = inspect.unless_refused([value])
-            yield from [replace(key, held=held) for held in parse_holds(value, pttl)] or [key]
-        except ResponseError:
+        held, _ = found.get(name, ([], 0))
+        if isinstance(held, ResponseError):
             yield replace(key, foreign_type=server.command("TYPE", name).decode())
+        else:
+            yield from [replace(key, held=it) for it in held] or [key]
 
 
 def _is_lock(name: bytes) -> bool:
