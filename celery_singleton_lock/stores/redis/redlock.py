@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from celery.utils.log import get_logger
-from redis.exceptions import RedisError
 
 from celery_singleton_lock import trust
 from celery_singleton_lock.errors import LockUnavailable, NewNodes
@@ -20,8 +19,7 @@ from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.common import FARTHER, Answers, CommonStore, Enough
 from celery_singleton_lock.stores.redis.journal import RedisJournal
-from celery_singleton_lock.stores.redis.lock_answers import NOT_OURS, Answer
-from celery_singleton_lock.stores.redis.lock_commands import PROMISE
+from celery_singleton_lock.stores.redis.lock_answers import NOT_OURS, PROMISE, Answer
 from celery_singleton_lock.stores.redis.mailbox import RedisMailbox
 from celery_singleton_lock.stores.redis.nodes import MAX_ANSWER, Nodes, NotAsked, at_once, tries
 from celery_singleton_lock.stores.redis.script import Call, batches, ms
@@ -165,12 +163,12 @@ class RedlockStore(CommonStore):
         raise self._nodes.unavailable(answers.errors)
 
     def abandon(self, hold: Hold) -> bool | None:
-        ours, gone = _freed_on(self._said(hold, lock_commands.abandon(hold)))
+        ours, gone = _freed_on(self._freed(hold, lock_commands.abandon(hold), repeats=True))
         return None if ours + gone < self._quorum else ours > 0 and gone <= self._spare
 
     def remember(self, key: str, record: Record) -> None:
         hold = Hold.of_nobody(key)
-        self._said(hold, lock_commands.free_for_good(hold, record=record))
+        self._freed(hold, lock_commands.free_for_good(hold, record=record), repeats=True)
 
     def refuse(self, key: str, holder: Holder, record: Record) -> Held | Record | None:
         sent: list[Record] = []
@@ -287,14 +285,6 @@ class RedlockStore(CommonStore):
 
     def _batches(self, items: Sequence[Item], key_of: Callable[[Item], str]) -> Iterator[Sequence[Item]]:
         return batches(items)
-
-    def _said(self, hold: Hold, call: Call) -> Answers:
-        """As `_freed`, without an error."""
-        try:
-            return self._freed(hold, call, repeats=True)
-        except (RedisError, OSError) as error:
-            logger.debug("redlock: %s: a release or the end of a message is sent later: %s", hold.key, words_of(error))
-            return Answers()
 
     def _freed(self, hold: Hold, call: Call, *, repeats: bool) -> Answers:
         """The nodes' answers to freeing; if it `repeats`, it is sent again to nodes that have not answered."""
