@@ -39,7 +39,7 @@ def held(server: Server, key: str) -> list[Held]:
     Raises:
         ResponseError: what is there is not a lock.
     """
-    ((found, _),) = looked_up(server, [key])
+    ((found, _),) = _looked_up(server, [key])
     if is_strange(found):
         raise ResponseError(f"the value at {keyspace.run_key(key)} is not a lock: {found}")
     holds: list[Held] = unless_error(found)
@@ -50,7 +50,7 @@ def all_held(server: Server, prefix: str) -> Iterator[tuple[str, Held]]:
     """The locks whose key begins with `prefix` and a colon. Values of others may be there, which are nobody's lock."""
     for names in _named(server, f"{prefix}:*{_RUN}"):
         keys = [name.removesuffix(_RUN) for name in names]
-        for key, (found, _) in zip(keys, looked_up(server, keys), strict=True):
+        for key, (found, _) in zip(keys, _looked_up(server, keys), strict=True):
             if not is_strange(found):
                 yield from ((key, held) for held in unless_error(found))
 
@@ -63,7 +63,7 @@ def inspect(server: Server, key: str) -> KeyState:
         left = server.command_each([("PTTL", name) for name in names])
         remaining.update(zip(names, map(unless_error, left), strict=True))
     latest = sorted(remaining, key=lambda name: remaining[name], reverse=True)[:MOST_RECORDS]
-    ((found, waiters),) = looked_up(server, [key])
+    ((found, waiters),) = _looked_up(server, [key])
     shown = unless_error(found)
     # A record may hold a return value of some KiB.
     about = [("GET", keyspace.fence_key(key)), *(("GETRANGE", name, 0, 127) for name in latest)]
@@ -135,7 +135,7 @@ def _named(server: Server, pattern: str) -> Iterator[list[str]]:
         yield [name.decode(errors="replace") for name in names]
 
 
-def looked_up(server: Server, keys: Sequence[str]) -> list[tuple[list[Held] | ResponseError, int]]:
+def _looked_up(server: Server, keys: Sequence[str]) -> list[tuple[list[Held] | ResponseError, int]]:
     """The holders of each of the locks, in the order in which they took it, or why that is not known; and how many
     wait for it.
     """
