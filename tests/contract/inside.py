@@ -248,6 +248,12 @@ def interrupt_release(patch: pytest.MonkeyPatch, interrupt: Callable[..., Any]) 
     patch.setattr(named("stores.redis.lock_commands"), "free", interrupt)
 
 
+def tell(connection: Any, *command: object) -> None:
+    """Send a command, and read no answer."""
+    connection.push(named("stores.redis.connection.packed")(command))
+    connection.flush()
+
+
 def server_at(port: int) -> Any:
     """A server that is asked directly."""
     return named("stores.redis.server.Server")(ConnectionPool(port=port))

@@ -187,28 +187,14 @@ class Connection:
         except OSError as error:
             raise _as_redis_py_says(error, "sending") from error
 
-    def send(self, *commands: Command) -> None:
-        """Send some commands at once; `read` gives the answer to each, after the answers to earlier commands."""
-        self.push(*map(packed, commands))
-        try:
-            self.flush()
-        except RedisError:
-            self.close()  # Nobody sends the rest.
-            raise
-
-    def read(self) -> Any:
-        """The next answer.
+    def answers(self, commands: Sequence[Command]) -> list[Any]:
+        """The answers to some commands, in one round trip; an error takes the place of an answer.
 
         Raises:
-            ResponseError: it is an error.
-            TimeoutError: it is not there yet; it can be read later.
-            ConnectionError: it will not come; the connection must not be used again.
+            TimeoutError, ConnectionError: not all were sent, or answered; the connection must not be used again.
         """
-        return unless_error(self._next())
-
-    def answers(self, commands: Sequence[Command]) -> list[Any]:
-        """The answers to some commands, in one round trip; an error takes the place of an answer."""
-        self.send(*commands)
+        self.push(*map(packed, commands))
+        self.flush()
         return [self._next() for _ in commands]
 
     def run_each(self, calls: Sequence[Call]) -> list[Any]:

@@ -15,7 +15,7 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from celery_singleton_lock import chance
 from celery_singleton_lock.background import BackgroundJob
 from celery_singleton_lock.stores.redis import keyspace
-from celery_singleton_lock.stores.redis.connection import Connection
+from celery_singleton_lock.stores.redis.connection import Connection, unless_error
 from celery_singleton_lock.stores.redis.server import Server, words_of
 from celery_singleton_lock.stores.waiters import Mailbox
 
@@ -66,12 +66,11 @@ class RedisMailbox(Mailbox):
         try:
             server = self._server_of(self._key)
 
-            def wait(connection: Connection) -> Any:
+            def wait(connection: Connection) -> list[Any]:
                 connection.wait_at_most(BLOCKS + server.step)
-                connection.send(("BLPOP", self._key, BLOCKS))
-                return connection.read()
+                return connection.answers([("BLPOP", self._key, BLOCKS)])
 
-            found = server.use(wait)
+            found = unless_error(server.use(wait)[0])
         except (RedisError, OSError) as error:
             return self._pause(error)
         self._failures = 0
