@@ -201,7 +201,9 @@ def test_crashed_runs_are_counted(app: Celery, client: Client) -> None:
     shown = page(client, "/tasks")
     (crashed,) = (it for it in shown.all("td") if it.attributes["data-label"] == "crashed")
     assert (crashed.text, crashed.attributes["class"]) == ("1", "n bad")
-    (searched,) = (it for it in page(client, f"/search?q={TASK}").all("td") if it.attributes.get("data-label") == "crashed")
+    (searched,) = (
+        it for it in page(client, f"/search?q={TASK}").all("td") if it.attributes.get("data-label") == "crashed"
+    )
     assert searched.text == "1"
 
 
