@@ -201,10 +201,8 @@ def test_crashed_runs_are_counted(app: Celery, client: Client) -> None:
     shown = page(client, "/tasks")
     (crashed,) = (it for it in shown.all("td") if it.attributes["data-label"] == "crashed")
     assert (crashed.text, crashed.attributes["class"]) == ("1", "n bad")
-    (searched,) = (
-        it for it in page(client, f"/search?q={TASK}").all("td") if it.attributes.get("data-label") == "crashed"
-    )
-    assert searched.text == "1"
+    cells = page(client, f"/search?q={TASK}").all("td")
+    assert [it.text for it in cells if it.attributes.get("data-label") == "crashed"] == ["1"]
 
 
 @pytest.mark.parametrize("address", ["lock?key={key}", "refused", "search?q=the-id", "search?q=acme"])
