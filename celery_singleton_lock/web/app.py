@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 
 from celery_singleton_lock.web import pages
 from celery_singleton_lock.web.access import LOOPBACK, Guard, credentials
-from celery_singleton_lock.web.actions import ACTIONS, Wanted, act
+from celery_singleton_lock.web.actions import ACTIONS, act
 from celery_singleton_lock.web.pages import MENU, PAGES, Question, View
 from celery_singleton_lock.web.rendering import Asked, html, moment
 from celery_singleton_lock.web.watch import Watch
@@ -91,13 +91,14 @@ class Site:
         form = await form_of(request)
         if form.get("sure") != "yes":
             return PlainTextResponse("Confirm it: tick the box of the form.\n", 400)
-        return await run_in_threadpool(self._acted, action, Wanted.of(form), request)
+        return await run_in_threadpool(self._acted, action, form, request)
 
-    def _acted(self, action: str, wanted: Wanted, request: Request) -> Response:
+    def _acted(self, action: str, form: dict[str, str], request: Request) -> Response:
         user, client = credentials(request.headers)[0], request.client
         who = f"{user or 'somebody'} at {client.host if client else 'an unknown address'}"
-        outcome = act(self._watch.app, action, wanted, who)
-        view = View("done.html", "Done" if outcome.done else "Not done", {"text": outcome.text, "key": wanted.key})
+        key = form.get("key", "")
+        said = act(self._watch.app, action, key=key, mark=form.get("mark", ""), who=who)
+        view = View("done.html", action.capitalize(), {"text": said, "key": key})
         return self._shown(self._question(request), action, view)
 
     def _question(self, request: Request) -> Question:
