@@ -112,11 +112,7 @@ def stopped(acquisition: Acquisition, failure: Exception, newer: LockSuperseded)
 
 def lost(acquisition: Acquisition, error: Exception) -> Any:
     """Fail without the lock; that is the message's end unless a copy of it has the lock by now."""
-    try:
-        copy = _record_lost(acquisition, error)
-    except Exception:  # noqa: BLE001 - what interrupts, a soft time limit say, comes once, and too late
-        copy = _record_lost(acquisition, error)
-    if copy is None:
+    if (copy := _record_lost(acquisition, error)) is None:
         raise error
     return _end_as_copy(acquisition, copy)
 

@@ -44,6 +44,7 @@ from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Arrival, Freeing, Held, LockRequest, Superseded, order_of
 from celery_singleton_lock.task import ends
 from celery_singleton_lock.task.ends import Concluded
+from celery_singleton_lock.task.interrupt import protect
 from celery_singleton_lock.task.message import MAX_NUMBER, Message, Target, TaskLike
 from celery_singleton_lock.task.turn import message_of, turn_of
 
@@ -281,12 +282,7 @@ class Queued:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            self._end(error)
-        except Exception:  # noqa: BLE001 - what interrupts, a soft time limit say, comes once, and too late
-            self._end(error)
-
-    def _end(self, error: BaseException | None) -> None:
+        protect(self._task.request)
         if self._lease is not None:
             self._runtime.heartbeat.stop(self._lease)
         if not self.is_own:
