@@ -45,3 +45,26 @@ def test_no_thread_is_started_while_the_interpreter_ends(monkeypatch: pytest.Mon
     monkeypatch.setattr("sys.is_finalizing", lambda: True)
     it.schedule()
     assert it._thread is None
+
+
+def test_thread_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a pool of greenlets, which ends some with an exception of their own; there was more to do."""
+
+    class Killed(BaseException):
+        pass
+
+    ended, again = threading.Event(), threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: ended.set())
+
+    def work() -> None:
+        if ended.is_set():
+            again.set()
+            return
+        it.schedule()
+        raise Killed
+
+    it = BackgroundJob("a", work)
+    it.schedule()
+    assert ended.wait(LIMIT)
+    it.schedule()
+    assert again.wait(LIMIT)
