@@ -24,29 +24,6 @@ def test_work_that_comes_meanwhile_is_done_next() -> None:
     until(lambda: calls == [2])
 
 
-def test_work_that_comes_just_as_nothing_is_left_is_done() -> None:
-    asked, again = threading.Event(), threading.Event()
-
-    def work() -> None:
-        if asked.is_set():
-            again.set()
-        else:
-            asked.set()
-            it.schedule()
-
-    it = BackgroundJob("a", work)
-    it.schedule()
-    assert again.wait(LIMIT)
-
-
-def test_no_thread_is_started_while_the_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects that are collected then may have calls to repeat; the start of a thread would never return."""
-    it = BackgroundJob("a", lambda: None)
-    monkeypatch.setattr("sys.is_finalizing", lambda: True)
-    it.schedule()
-    assert it._thread is None
-
-
 def test_thread_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a pool of greenlets, which ends some with an exception of their own; there was more to do."""
 
@@ -68,3 +45,26 @@ def test_thread_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> 
     assert ended.wait(LIMIT)
     it.schedule()
     assert again.wait(LIMIT)
+
+
+def test_work_that_comes_just_as_nothing_is_left_is_done() -> None:
+    asked, again = threading.Event(), threading.Event()
+
+    def work() -> None:
+        if asked.is_set():
+            again.set()
+        else:
+            asked.set()
+            it.schedule()
+
+    it = BackgroundJob("a", work)
+    it.schedule()
+    assert again.wait(LIMIT)
+
+
+def test_no_thread_is_started_while_the_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects that are collected then may have calls to repeat; the start of a thread would never return."""
+    it = BackgroundJob("a", lambda: None)
+    monkeypatch.setattr("sys.is_finalizing", lambda: True)
+    it.schedule()
+    assert it._thread is None
