@@ -78,17 +78,17 @@ def lock_key(key: str) -> str:
 
 def waiting_set(key: str) -> str:
     """Where those that wait for a lock have their places."""
-    return str(named("stores.redis.keyspace.waiting_key")(key))
+    return str(key + named("stores.redis.keyspace.WAITING"))
 
 
 def asked_hash(key: str) -> str:
     """Where it stands when each of them asked last, and for how many copies."""
-    return str(named("stores.redis.keyspace.asked_key")(key))
+    return str(key + named("stores.redis.keyspace.ASKED"))
 
 
 def record_key(key: str, message: str) -> str:
     """Where the record of a message is."""
-    return str(named("stores.redis.keyspace.done_key")(key, message))
+    return str(key + named("stores.redis.keyspace.DONE") + message)
 
 
 def of_queue(key: str) -> str:
@@ -98,7 +98,7 @@ def of_queue(key: str) -> str:
 
 def fence_counter(key: str) -> str:
     """Where a server counts fencing tokens."""
-    return str(named("stores.redis.keyspace.fence_key")(key))
+    return str(key + named("stores.redis.keyspace.FENCE"))
 
 
 def beats_keys(key: str, entry: str) -> list[str]:
@@ -159,9 +159,9 @@ def calls_through(patch: pytest.MonkeyPatch, store: Store, through: Callable[[Ca
 
 def has_connections(store: Store, number: int) -> None:
     """Open so many connections, and leave them unused."""
-    with ExitStack() as threads:
-        for _ in range(number):
-            threads.enter_context(store._servers.connection())  # type: ignore[attr-defined]
+    server: Any = store._servers  # type: ignore[attr-defined]
+    for connection in [server.take(server.step) for _ in range(number)]:
+        server.give_back(connection, None)
 
 
 def is_settled(store: Store) -> bool:
@@ -246,6 +246,12 @@ OUTBOX = ("redis/outbox.py", "celery_singleton_lock/batches.py")
 def interrupt_release(patch: pytest.MonkeyPatch, interrupt: Callable[..., Any]) -> None:
     """Before it is sent."""
     patch.setattr(named("stores.redis.lock_commands"), "free", interrupt)
+
+
+def tell(connection: Any, *command: object) -> None:
+    """Send a command, and read no answer."""
+    connection.push(named("stores.redis.connection.packed")(command))
+    connection.flush()
 
 
 def server_at(port: int) -> Any:
