@@ -59,10 +59,6 @@ class LossyProxy:
     def delay(self, seconds: float) -> None:
         self._delay = seconds
 
-    @property
-    def is_slow(self) -> bool:
-        return self._delay > 0
-
     def cut(self) -> None:
         """Close all connections; new ones are accepted."""
         for one in self._sockets[1:]:
