@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
-
 import pytest
 
 from celery_singleton_lock import LockSuperseded
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
-from celery_singleton_lock.lease import Hold, Lease
-from celery_singleton_lock.stores.base import Held, LockRequest, Record, Reservation
+from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task import queue_lock, sending
 from celery_singleton_lock.task.queue_lock import QueueLock
-from tests.patience import LIMIT
 
 pytestmark = pytest.mark.parametrize("store", ["memory", "redis"], indirect=True)
 
@@ -81,45 +75,3 @@ def test_superseded_message_of_the_same_id_is_known(store: Store) -> None:
     why = queue_lock.started(store, old)
     assert isinstance(why, LockSuperseded)
     assert why.task_id == "same"
-
-
-def test_many_replacements_at_once_follow_each_other(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is sent with the lock, whichever message had it before, even where each step takes its time."""
-    count, acquire = 30, store.acquire
-
-    def late(request: LockRequest) -> Lease | Held | Record:
-        found = acquire(request)
-        time.sleep(0.005)
-        return found
-
-    _, found = queue(store)
-    monkeypatch.setattr(store, "acquire", late)
-    monkeypatch.setattr(sending, "TAKING", LIMIT)
-    together = Barrier(count)
-
-    def take(number: int) -> sending.Taken:
-        together.wait()
-        return sending.take_over(store, lock(), f"new {number}", found)
-
-    with ThreadPoolExecutor(count) as threads:
-        taken = list(threads.map(take, range(count)))
-    before = [each.old.owner for each in taken if each.old is not None]
-    assert len(before) == len({*before}), "each message is taken over only once"
-    assert {held.owner for held in store.held(KEY)} <= {each.lock.owner for each in taken}
-    assert len(before) == count, "nobody was passed over"
-
-
-@pytest.mark.parametrize("limit", [1, 2])
-def test_lock_that_is_handed_over_belongs_to_the_new_message_of_the_same_id(store: Store, limit: int) -> None:
-    """As when a body sends a new message under its own id: the old message cannot free it."""
-    old, holder = QueueLock(KEY, new_owner(), 100.0, limit, "until_executed"), Holder("same")
-    new = Holder("same", record=new_owner())
-    hold = Hold(KEY, new.reserved_as, ttl=30.0, limit=limit)
-    assert isinstance(store.acquire(old.request(holder)), Lease)
-    assert store.free(old.hold(), reservation=Reservation(new, 30.0))
-    assert isinstance(store.acquire(LockRequest(KEY, new.reserved_as, ttl=30.0, holder=new, limit=limit)), Lease)
-    store.abandon(old.hold())
-    assert store.renew([hold], timeout=LIMIT) == [True]
-    assert len(store.held(KEY)) == 1
-    assert store.free(hold)
-    assert store.held(KEY) == []
