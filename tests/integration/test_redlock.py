@@ -263,20 +263,6 @@ class TestForgetfulNodes:
         assert 3 <= sum(int(each[1]) for each in found if each is not None) <= 5, caplog.text
 
 
-def released(store: Store, lease: object) -> bool:
-    try:
-        return isinstance(lease, Lease) and store.free(lease)
-    except LockUnavailable:
-        return False
-
-
-def renewed(store: Store, lease: Lease) -> bool:
-    try:
-        return store.renew([lease], timeout=0.5) == [True]
-    except LockUnavailable:
-        return False
-
-
 def acquire_for(store: Store, ttl: float) -> object:
     try:
         return acquire(store, ttl=ttl)
