@@ -23,7 +23,6 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.store import Ledger, Refused, Store
-from tests.books import StoreWithBooks
 from tests.contract import inside
 from tests.redis_server import RedisServer
 
@@ -145,8 +144,6 @@ def test_claim_that_is_taken_back_is_free_at_once(ledger: Ledger) -> None:
 
 def test_claim_that_arrives_after_its_withdrawal_does_not_count(store: Store, ledger: Ledger) -> None:
     """A server that was silent carries out the pending requests in any order."""
-    if isinstance(store, StoreWithBooks):
-        pytest.skip("nothing is late there")
     ledger.unclaim(["x"], "a")
     assert claim(ledger, "x", 10, "a") is not None
     assert claim(ledger, "x", 10, "b") is None

@@ -23,10 +23,11 @@ from celery_singleton_lock._celery import forget_heap
 from celery_singleton_lock.beat import ExclusiveScheduler, claiming, ticks
 from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task.header import fixed
 from celery_singleton_lock.task.message import HEADER
-from tests.books import StoreWithBooks
 from tests.patience import LIMIT
+from tests.redis_server import RedisServer
 
 #: No lock server.
 NOBODY = "redis://127.0.0.1:1/0"
@@ -36,6 +37,7 @@ class Recorder(Scheduler):
     """Appends messages to a list instead of sending them."""
 
     sent: list[tuple[str, dict[str, Any]]] = []
+    books: RedisServer
 
     def send_task(self, name: str, *args: Any, task_id: str = "", headers: Any = None, **options: Any) -> None:
         self.sent.append((task_id, headers))
@@ -49,10 +51,11 @@ def app_with(name: str = "unit", **conf: Any) -> Celery:
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ExclusiveScheduler]:
+def make(books: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ExclusiveScheduler]:
     """Schedulers that share their locks."""
-    store = StoreWithBooks()
+    store = MemoryStore()
     monkeypatch.setattr(Recorder, "sent", [])
+    monkeypatch.setattr(Recorder, "books", books, raising=False)
     refusals.clear()
     monkeypatch.setattr("celery_singleton_lock.runtime.open_store", lambda settings: store)
     monkeypatch.setattr("celery_singleton_lock.beat.scheduler.check_servers", lambda settings: None)
@@ -75,9 +78,19 @@ def run(scheduler: ExclusiveScheduler, until: Callable[[], object]) -> None:
             clock.sleep(min(seconds, 0.02))
 
 
+def forget_what_was_sent() -> None:
+    with Recorder.books.client() as client:
+        client.flushdb()
+
+
+def claimed() -> list[str]:
+    with Recorder.books.client() as client:
+        return [*client.scan_iter("*claim*")]
+
+
 def age(scheduler: ExclusiveScheduler, seconds: float) -> None:
     """Make every entry's last run older, in the record and here."""
-    scheduler._claims._ledger._lasts.clear()
+    forget_what_was_sent()
     for entry in scheduler.schedule.values():
         entry.last_run_at -= timedelta(seconds=seconds)
     forget_heap(scheduler)
@@ -465,7 +478,7 @@ def test_beat_that_is_stopped_twice_as_it_closes_records_what_it_has_sent(
         with pytest.raises(SystemExit):
             first.close()
     assert first._is_closed
-    assert ledger._claims == {}
+    assert claimed() == []
     run(second, lambda: len(Recorder.sent) == 2)
     assert sorted(entries_sent()) == ["a", "b"]
 
@@ -519,7 +532,7 @@ def test_tick_of_a_beat_that_was_killed_as_it_sent_is_sent_at_once(
     ledger = scheduler._claims._ledger
     for claimer in (f"alive/{process_identity.own()}", f"dead/{ended}"):
         assert Recorder.sent == []
-        ledger._claims.clear()
+        forget_what_was_sent()
         assert ledger.claim("a", ticks.micros(entry.last_run_at), claimer, ttl=600.0, ceiling=2**60) is None
         forget_heap(scheduler)
         scheduler.tick()

@@ -131,3 +131,10 @@ class LimitContract:
         until(lambda: len(heard) == 2)
         for waiter in waiters:
             store.mailbox.forget(waiter.name)
+
+    def test_all_holds_that_were_given_up_are_freed(self, store: Store) -> None:
+        taken(store, limit=3)
+        ghosts = [taken(store, holder=Holder(name), limit=3).owner for name in "ab"]
+        taken(store, holder=ME, limit=3, given_up=ghosts)
+        assert isinstance(ask(store, limit=3, holder=Holder("c")), Lease)
+        assert not is_free(store, 3)
