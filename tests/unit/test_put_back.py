@@ -178,37 +178,6 @@ class TestInLine:
         assert keys == [key]
 
 
-@pytest.mark.parametrize("policy", ["retry", "join", "rerun", "follow"])
-@pytest.mark.parametrize("nonsense", NONSENSE, ids=lambda value: str(value)[:20])
-def test_nonsense_in_any_part_of_the_header_harms_nobody(bench: Bench, policy: str, nonsense: object) -> None:
-    """Whatever part of it: the message has an end, its body has run once at most, and no lock is left."""
-    follows = policy == "follow"
-    scope = "until_executed" if policy in ("retry", "follow") else "while_executing"
-    task = bench.task(on_conflict="retry" if follows else policy, lock_scope=scope)
-    if follows:
-        bench.send(task)
-    message = bench.send(task, **({"root_id": "the root"} if follows else {}))
-    copy = refused(bench, refused(bench, message, redelivered=True))
-    parts = [path for path, _ in parts_of(copy.headers["singleton_lock"])]
-    assert len(parts) > 5
-    for path in parts:
-        header = deepcopy(copy.headers["singleton_lock"])
-        place = header
-        for step in path[:-1]:
-            place = place[step]
-        place[path[-1]] = nonsense
-        bench.runs.clear()
-        bench.forget(message)
-        bench.deliver(copy.but(singleton_lock=header))
-        assert len(bench.runs) <= 1, path
-        for waiting in bench.queued():
-            bench.deliver(waiting)
-        assert isinstance(bench.end(message), str), path
-        with hold_lock(task):
-            pass
-        bench.later(4000.0)
-
-
 def parts_of(header: Any, path: tuple[Any, ...] = ()) -> Any:
     """The path of each part of a header, and of its parts; and the part."""
     items = header.items() if isinstance(header, dict) else enumerate(header) if isinstance(header, list) else ()

@@ -111,13 +111,6 @@ class TestSecondCopy:
             assert task.apply(task_id="x").get() == "ran"
         assert bench.runs == ["x", "x"]
 
-    @pytest.mark.parametrize("nonsense", [[1], {}, None, 1.5])
-    def test_nonsense_in_the_headers_counts_as_a_first_attempt(self, bench: Bench, nonsense: object) -> None:
-        message = bench.send(bench.task())
-        assert bench.deliver(message.but(replaced_task_nesting=nonsense)) == "ran"
-        assert again(bench, message) == "ran"
-        assert bench.runs == [message.id]
-
 
 class TestAttemptBefore:
     """A worker died after it had sent the next attempt, and before it recorded that."""
