@@ -13,6 +13,7 @@ import pytest
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, WorkerLostError
 from celery import VERSION
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import task_revoked
 from celery.worker import state
 from kombu.exceptions import EncodeError
@@ -207,6 +208,13 @@ class TestLockOfAMessage:
         monkeypatch.setattr(bench.app.backend, "mark_as_retry", raises(AssertionError("cannot block")))
         with pytest.raises(AssertionError):
             request.cancel(POOL)
+        finish_aside()
+        assert not is_queued(task, message)
+
+    def test_soft_time_limit_strikes_before_the_task_is_called(self, bench: Bench) -> None:
+        task = bench.task(lock_scope="until_executed")
+        message = bench.send(task)
+        bench.lose(message, runs=False).on_failure(info(SoftTimeLimitExceeded()), return_ok=True)
         finish_aside()
         assert not is_queued(task, message)
 

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from kombu import Queue
 
-from celery_singleton_lock import LockConflict, LockLost
+from celery_singleton_lock import LockConflict, LockLost, SingletonTask
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
-from tests.inside import at_question, raise_at_call
+from tests.inside import at_question, do_at_call
 
 #: More questions than a message asks the lock server.
 QUESTIONS = 8
+
+
+@pytest.fixture(autouse=True)
+def signal_interrupts() -> Iterator[None]:
+    """As in a child of a prefork pool, whose soft time limits are this signal."""
+
+    def raise_it(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, raise_it)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def interrupt() -> None:
+    """Strike as a soft time limit does."""
+    signal.raise_signal(signal.SIGUSR1)
 
 
 class Interrupted(Exception):
@@ -142,6 +162,24 @@ class TestLoss:
         assert bench.runs == [message.id]
         assert is_free(task)
 
+    @pytest.mark.parametrize("number", range(1, QUESTIONS))
+    def test_interruption_is_the_end_at_most(self, bench: Bench, number: int) -> None:
+        """A lock is lost just when its server is slow to answer, and a soft time limit strikes."""
+
+        def body() -> None:
+            stack.enter_context(at_question(bench.app, number, interrupt))
+            self.lose(bench, task)
+
+        task = bench.task(body, acks_late=True)
+        message = bench.send(task)
+        with ExitStack() as stack:
+            end = bench.deliver(message)
+        assert isinstance(end, (LockLost, Interrupted))
+        bench.forget(message)
+        bench.later(11.0)
+        assert repr(bench.deliver(message, redelivered=True)) == repr(end)
+        assert bench.runs == [message.id]
+
     @pytest.mark.parametrize("error", [None, ValueError("another")])
     def test_copy_that_runs_by_then_has_the_end(self, bench: Bench, error: Exception | None) -> None:
         def body() -> str:
@@ -185,7 +223,7 @@ class TestInterrupted:
         """If the body has run, it comes too late."""
         task = bench.task((lambda: "ran") if error is None else raises(error), acks_late=True)
         message = bench.send(task)
-        with at_question(bench.app, number, raises(Interrupted()), when):
+        with at_question(bench.app, number, interrupt, when):
             end = bench.deliver(message)
         assert is_free(task)
         if bench.runs:
@@ -205,7 +243,7 @@ class TestInterrupted:
         number, where = 1, list[list[str]]()
 
         def body() -> str:
-            where[:] = [raise_at_call(number, Interrupted())]
+            where[:] = [do_at_call(number, interrupt)]
             if own != "ran":
                 raise ValueError("own")
             return own
@@ -227,12 +265,18 @@ class TestInterrupted:
         assert own in ends
         assert len(ends) <= 2
 
+    def test_next_task_is_interrupted_as_ever(self, bench: Bench) -> None:
+        """That what follows a body is not, ends with its message."""
+        assert bench.deliver(bench.send(bench.task())) == "ran"
+        for base in (Task, SingletonTask):
+            assert isinstance(bench.deliver(bench.send(bench.task(interrupt, base=base))), Interrupted)
+
     @pytest.mark.parametrize("number", range(1, QUESTIONS))
     @pytest.mark.parametrize("policy", ["retry", "skip", "raise", "join", "rerun"])
     def test_interruption_of_a_refusal(self, bench: Bench, policy: str, number: int) -> None:
         task = bench.task(acks_late=True, on_conflict=policy)
         message = bench.send(task)
-        with hold_lock(task), at_question(bench.app, number, raises(Interrupted())):
+        with hold_lock(task), at_question(bench.app, number, interrupt):
             end = bench.deliver(message)
         waiting = bench.queued()
         assert len(waiting) == (end == "PENDING"), "it has an end, or comes again"
@@ -241,6 +285,46 @@ class TestInterrupted:
         bench.later(11.0)
         bench.deliver(message, redelivered=True)
         assert len(bench.runs) == len(waiting)
+
+    @pytest.mark.parametrize("number", range(1, QUESTIONS))
+    def test_interrupted_copy_leaves_the_end_to_the_running_one(self, bench: Bench, number: int) -> None:
+        def body() -> str:
+            with at_question(bench.app, number, interrupt):
+                bench.deliver(message, redelivered=True)
+            return "ran"
+
+        task = bench.task(body, acks_late=True)
+        message = bench.send(task)
+        assert bench.deliver(message) == "ran"
+        bench.later(40.0)
+        for copy in bench.queued():
+            assert bench.deliver(copy) == "ran"
+        assert bench.runs == [message.id]
+
+    @pytest.mark.parametrize("number", range(1, QUESTIONS))
+    def test_interrupted_retry_frees_the_kept_lock(self, bench: Bench, number: int) -> None:
+        task = bench.task(
+            lambda: task.retry(countdown=30) if len(bench.runs) == 1 else "ran", lock_retain_on_retry=True
+        )
+        bench.deliver(bench.send(task))
+        second = bench.put_back()
+        with pytest.raises(LockConflict):
+            is_free(task)
+        with at_question(bench.app, number, interrupt):
+            bench.deliver(second)
+        assert is_free(task)
+
+    @pytest.mark.parametrize("scope", ["until_executing", "until_executed"])
+    @pytest.mark.parametrize("number", range(1, QUESTIONS))
+    def test_interrupted_message_frees_the_lock_that_it_was_sent_with(
+        self, bench: Bench, scope: str, number: int
+    ) -> None:
+        task = bench.task(acks_late=True, lock_scope=scope)
+        message = bench.send(task)
+        with at_question(bench.app, number, interrupt):
+            end = bench.deliver(message)
+        assert bench.send(task).id != message.id
+        assert end == "ran" or not bench.runs
 
 
 @pytest.mark.parametrize(

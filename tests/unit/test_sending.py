@@ -27,7 +27,7 @@ from celery_singleton_lock import (
 from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.testing import memory_locks
 from tests.bench import Bench, Sent, raises
-from tests.inside import at_question, raise_at_line, says_again, silence
+from tests.inside import at_question, first_try_fails, raise_at_line, says_again, silence
 from tests.servers import until
 
 #: Of which the lock ends with the message, and not before.
@@ -305,6 +305,29 @@ class TestEnds:
         assert bench.deliver(message) is in_body
         bench.later(0 if in_body else 1.0)
         assert is_free(task) is not in_body
+
+    def test_also_if_the_lock_was_got_at_the_second_try(self, bench: Bench) -> None:
+        """It has another owner on a Redlock."""
+        task = queued(bench, lambda: is_free(task), lock_scope="until_executing")
+        with first_try_fails(bench.app):
+            message = bench.send(task)
+        assert not is_free(task)
+        assert bench.deliver(message)
+
+    def test_also_if_the_next_attempt_is_sent_at_the_second_try(self, bench: Bench) -> None:
+        """The message names its lock's owner already: no try may have another one."""
+
+        def body() -> str:
+            if len(bench.runs) == 1:
+                with first_try_fails(bench.app):
+                    task.retry(countdown=0)
+            return "ran"
+
+        task = queued(bench, body)
+        bench.deliver(bench.send(task))
+        assert not is_free(task)
+        assert bench.deliver(bench.put_back()) == "ran"
+        assert is_free(task)
 
     @pytest.mark.parametrize("scope", ["until_executing", "until_executed", "until_and_while_executing"])
     @pytest.mark.parametrize(
