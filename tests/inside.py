@@ -93,6 +93,22 @@ def at_question(
 
 
 @contextmanager
+def first_try_fails(app: Celery) -> Iterator[None]:
+    """The first try of each acquire fails, as on a Redlock: the store tries again as another owner."""
+
+    def asked_by(name: str, ask: Ask) -> Ask:
+        def try_again(*args: Any, **options: Any) -> Any:
+            if name == "acquire" and args[0].another is not None:
+                args[0].give_up(args[0].another())
+            return ask(*args, **options)
+
+        return try_again
+
+    with _every_question(app, asked_by):
+        yield
+
+
+@contextmanager
 def silence(app: Celery, *, heard: int) -> Iterator[list[int]]:
     """The lock server answers nothing; it hears so many questions, and carries them out; yields their sizes so far."""
     asked, sizes = itertools.count(), list[int]()
