@@ -21,8 +21,8 @@ from tests.contract import inside
 from tests.contract.conftest import opened
 from tests.contract.forging import ForgingProxy
 from tests.patience import until
+from tests.proxy import KINDS
 from tests.redis_server import RedisServer
-from tests.stalling import KINDS
 
 Answer = TypeVar("Answer")
 
