@@ -6,8 +6,10 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import pytest
+from redis.connection import Connection as RedisPyConnection
 
 from celery_singleton_lock import LockUnavailable, clock
 from tests.contract import inside
@@ -75,6 +77,19 @@ def connected(request: pytest.FixtureRequest, store: Store) -> None:
     """Some failures look different on existing connections."""
     if request.param:
         store.free(taken(store))
+
+
+def taken_on_all(nodes: Nodes, store: Store) -> Lease:
+    lease = taken(store)
+    until(lambda: len(nodes.holding(RUN)) == len(nodes.servers), "all nodes have it")
+    return lease
+
+
+def renewed(store: Store, lease: Lease) -> bool:
+    try:
+        return store.renew([lease], timeout=0.5) == [True]
+    except LockUnavailable:
+        return False
 
 
 @pytest.mark.usefixtures("connected")
@@ -145,6 +160,26 @@ class TestReach:
                 store.free(taken(store))
             assert clock.now() - began < 10.0, "no round has waited for it"
             store.close()
+
+    def test_caller_never_connects_to_a_node_that_hangs(
+        self, nodes: Nodes, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        dialed: list[threading.Thread] = []
+        dial: Callable[[Any], Any] = RedisPyConnection._connect
+
+        def noted(connection: Any) -> Any:
+            if connection.port == nodes.servers[0].port:
+                dialed.append(threading.current_thread())
+            return dial(connection)
+
+        lease = taken_on_all(nodes, store)
+        hang(nodes.servers[0])
+        monkeypatch.setattr(RedisPyConnection, "_connect", noted)
+        until(lambda: renewed(store, lease) and len(dialed) > 1, "it is tried again")
+        assert threading.current_thread() not in dialed, "the caller would wait for it"
+        count = len(dialed)
+        until(lambda: len(dialed) > count, "without a further call, too")
+        resume(nodes)
 
     def test_connections_that_a_firewall_has_forgotten_are_replaced(self, nodes: Nodes) -> None:
         with ExitStack() as exits:

@@ -421,14 +421,27 @@ def test_lock_server_that_does_not_answer_is_reported_once(
     run(scheduler, lambda: "answers again" in caplog.text and len(Recorder.sent) > before)
 
 
-def unanswered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Carries the call out, but its answer is lost."""
+def test_claim_whose_answer_comes_after_its_end_neither_sends_nor_skips(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another beat may have sent the tick by then, in time: to skip it would record a later last run over that."""
+    scheduler = make(beat_schedule=every(3600, "a"), singleton_lock_beat_ttl=1.0, singleton_lock_beat_catch_up=60.0)
+    scheduler.tick()
+    age(scheduler, 3600 + 300)
+    scheduler.populate_heap()
+    ledger = scheduler._claims._ledger
+    claim, before = ledger.claim, ledger.lasts()
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        function(*args, **kwargs)
-        raise LockUnavailable("redis://x")
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        answer = claim(*args, **kwargs)
+        clock.sleep(1.1)  # Longer than the claim lasts.
+        return answer
 
-    return call
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "claim", slowly)
+        scheduler.tick()
+        scheduler._claims.settle()
+    assert (entries_sent(), ledger.lasts()) == ([], before)
 
 
 def test_exclusive_task_keeps_that_name_when_it_is_sent_by_beat(make: Callable[..., ExclusiveScheduler]) -> None:
