@@ -106,4 +106,4 @@ def test_docs_tell_the_truth(tmp_path: Path) -> None:
     for name, content in files:
         (tmp_path / name).write_text(content)
     outcomes, printed = run(tmp_path)
-    assert outcomes == {"passed": 5}, printed
+    assert outcomes == {"passed": 6}, printed
