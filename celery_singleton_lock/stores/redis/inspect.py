@@ -39,11 +39,7 @@ def held(server: Server, key: str) -> list[Held]:
     Raises:
         ResponseError: what is there is not a lock.
     """
-    ((found, _),) = _looked_up(server, [key])
-    if is_strange(found):
-        raise ResponseError(f"the value at {keyspace.run_key(key)} is not a lock: {found}")
-    holds: list[Held] = unless_error(found)
-    return holds
+    return _held_and_waiters(server, key)[0]
 
 
 def all_held(server: Server, prefix: str) -> Iterator[tuple[str, Held]]:
@@ -63,8 +59,7 @@ def inspect(server: Server, key: str) -> KeyState:
         left = server.command_each([("PTTL", name) for name in names])
         remaining.update(zip(names, map(unless_error, left), strict=True))
     latest = sorted(remaining, key=lambda name: remaining[name], reverse=True)[:MOST_RECORDS]
-    ((found, waiters),) = _looked_up(server, [key])
-    shown = unless_error(found)
+    shown, waiters = _held_and_waiters(server, key)
     # A record may hold a return value of some KiB.
     about = [("GET", key + keyspace.FENCE), *(("GETRANGE", name, 0, 127) for name in latest)]
     fence, *records = server.command_each(about)
@@ -78,6 +73,13 @@ def inspect(server: Server, key: str) -> KeyState:
             if isinstance(record, bytes) and remaining[name] > 0
         ),
     )
+
+
+def _held_and_waiters(server: Server, key: str) -> tuple[list[Held], int]:
+    ((found, waiters),) = _looked_up(server, [key])
+    if is_strange(found):
+        raise ResponseError(f"the value at {keyspace.run_key(key)} is not a lock: {found}")
+    return unless_error(found), waiters
 
 
 def agreed(each: Iterable[Iterable[tuple[str, Held]]], quorum: int) -> Iterator[tuple[str, Held]]:

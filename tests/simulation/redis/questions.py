@@ -221,8 +221,6 @@ PLAIN = st.one_of(
     _words("SET", TEXTS, VALUES, "px", FOREVER_AND_LONG, st.sampled_from(["NX", "XX", "EX", "GET"])),
     _words("SET", TEXTS, VALUES, "EX", st.sampled_from([60, 0, -1, "9223372036854775807"])),
     _words("GETRANGE", TEXTS, NUMBERS, NUMBERS),
-    _words("STRLEN", TEXTS),
-    _words("APPEND", TEXTS, VALUES),
     _words("EXISTS", KEYS, KEYS),
     _words("DEL", KEYS),
     _words("DEL", KEYS, KEYS),
@@ -247,7 +245,6 @@ PLAIN = st.one_of(
     _words("ZADD", SCORED, SCORES, VALUES, SCORES, VALUES),
     _words("ZADD", SCORED, st.sampled_from(["XX", "NX"]), SCORES, VALUES),
     _words("ZSCORE", SCORED, VALUES),
-    _words("ZCOUNT", SCORED, SCORES, SCORES),
     _words("ZRANGE", SCORED, NUMBERS, NUMBERS),
     _words("ZRANGE", SCORED, 0, -1, "WITHSCORES"),
     _words("ZREM", SCORED, VALUES, VALUES),
@@ -306,7 +303,7 @@ SNIPPETS = st.sampled_from(
         "return nosuchglobal",
         "global = 1",
         "local function f() error('deep') end\nf()",
-        "\n\nredis.call('STRLEN', KEYS[1], 1)",
+        "\n\nredis.call('GET', KEYS[1], 1)",
         "local found = {} for i, text in ipairs({'[1', '{}', 'null', ' true', '', '-1.5e2', '[1,]', 'x', '{1:2}'}) do "
         "local ok, value = pcall(cjson.decode, text) found[i] = ok and type(value) end return found",
         'local fields = cjson.decode(\'[1, "a", null, true, {"b": [2.5]}]\') '
@@ -360,7 +357,7 @@ HAND_OVERS = st.lists(
             st.one_of(
                 WAITS,
                 st.sampled_from([[("BLPOP", "l{1}", 0), ("GET", "k{1}")], [("BLPOP", "q{1}", "l{1}", 0)]]),
-                st.sampled_from([[("RPUSH", "l{1}", 1)], [("RPUSH", "l{1}", 1, 2, 3)], [("APPEND", "k{1}", 1)]]),
+                st.sampled_from([[("RPUSH", "l{1}", 1)], [("RPUSH", "l{1}", 1, 2, 3)], [("SET", "k{1}", 1)]]),
                 st.builds(_asked, st.builds(lock_commands.push, st.just(MEMBER)), st.just(0)),
                 st.builds(_asked, st.builds(lock_commands.free, HOLDS), st.just(0)),
                 st.builds(_asked, st.builds(lock_commands.acquire, REQUESTS), st.just(0)),
