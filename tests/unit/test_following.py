@@ -280,6 +280,20 @@ class TestRunsLikeAnyOther:
         assert bench.deliver(part) == "ran"
         assert not line.is_free
 
+    def test_follower_joins_a_leader_that_has_outlived_its_lock(self, bench: Bench) -> None:
+        """The leader still has the lock of its run."""
+
+        def body() -> str:
+            line.lose()
+            line.look()
+            return "after all"
+
+        line = Line(bench, acks_late=True, lock_ttl=600.0)
+        line.body = body
+        assert line.run_first() == "after all"
+        assert line.follow() == "after all"
+        assert bench.runs == [line.first.id]
+
     def test_follower_is_refused_if_its_leader_waits_for_its_parent(self, bench: Bench) -> None:
         """Its parent has the lock of the run, for which the leader waits."""
         line = Line(bench, followers=0, lock_scope="until_executed", lock_name="shared")
