@@ -219,6 +219,18 @@ class TestLooks:
         else:
             assert (isinstance(end, LockUnavailable), end == "ran") == (policy == "raise", policy == "run")
 
+    def test_follower_looks_again_if_the_result_backend_does_not_answer(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        line = Line(bench)
+        line.lose()
+        with monkeypatch.context() as away:
+            away.setattr(bench.app.backend, "get", raises(OSError("away")))
+            away.setattr(bench, "end", lambda _: None)
+            line.follow()
+        assert bench.runs == []
+        assert bench.deliver(bench.put_back()) == "ran"
+
 
 class TestWakeUps:
     """The end of a message may wake only one of those in line: whoever has no use for that wakes the next one."""
