@@ -7,8 +7,8 @@ INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.t
 # Most tests wait for something most of the time.
 JOBS ?= 10
 # Tests that share a slow-starting server run in one process, see tests/conftest.py.
-# Celery's own plugin imports much.
-PARALLEL := -n $(JOBS) --dist loadgroup -p no:celery
+# The plugins are for tests/smoke, and import much.
+PARALLEL := -n $(JOBS) --dist loadgroup --ignore tests/smoke -p no:celery -p no:docker_tools
 # `make versions` and `make wheel` have a target for each of these, in an environment of its own.
 CELERIES := celery-5.4 celery-5.5 celery-5.6 celery-5.7
 WHEELS := wheel-3.10 wheel-3.11 wheel-3.12 wheel-3.13
@@ -26,7 +26,7 @@ help:
 	@echo "make test-all  both"
 	@echo "make test-servers  tests of stores and locks on other servers (SERVERS=\"dir dir\": each with a redis-server)"
 	@echo "make simulate  workers and lock servers, simulated: 10,000 seeds (SEEDS=…, MINUTES=… to stop earlier)"
-	@echo "make smoke     the examples' workers and beats in containers, one of each killed (Docker; about 3 min)"
+	@echo "make smoke     worker containers that share a host name, or are paused (Docker; about 3 min)"
 	@echo "make storm     real workers, and everything goes wrong for some minutes (MINUTES=5 SEED=1 STORM='--on cluster')"
 	@echo "make celery-suite  Celery's own tests, with its Task and with SingletonTask, compared (about 40 min)"
 	@echo "make model     the protocol's models, checked exhaustively by Spin (apt-get install spin; about 20 min)"
@@ -54,7 +54,7 @@ setup: .venv/.dev
 
 # Else each of the processes that run tests compiles them all.
 .venv/.compiled: .venv/.dev
-	@$(PYTEST) --collect-only --quiet --quiet > /dev/null
+	@$(PYTEST) --collect-only --quiet --quiet --ignore tests/smoke > /dev/null
 	@touch $@
 
 demo: .venv/.demo
@@ -92,8 +92,12 @@ test-servers: .venv/.compiled
 simulate: .venv/.dev
 	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),10000) $(if $(MINUTES),--minutes $(MINUTES)) $(SIMULATE)
 
-smoke: .venv/.dev
-	$(PYTEST) tests/packaging/test_containers.py
+.venv/.smoke: .venv/.dev
+	@$(INSTALL) --group smoke
+	@touch $@
+
+smoke: .venv/.smoke
+	$(PYTEST) tests/smoke
 
 # STORM="--load flood" sends as fast as it can, "--on redlock" locks on five servers, "--soak" looks at what an hour of
 # work leaves behind. SEED=… repeats what goes wrong; the outcome depends on the machine.
@@ -189,7 +193,7 @@ coverage: .venv/.dev
 
 # The exact versions of what develops and tests this, renewed.
 constraints: .venv/.demo
-	$(BIN)/uv pip compile pyproject.toml --group dev --group bench --all-extras \
+	$(BIN)/uv pip compile pyproject.toml --group dev --group bench --group smoke --all-extras \
 	  --universal --upgrade --no-header --no-annotate --quiet --output-file constraints.txt
 
 clean:

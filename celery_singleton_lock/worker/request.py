@@ -139,7 +139,7 @@ class SingletonRequest(WorkerRequest):
             return None
         holder = Holder(
             cleaned.text_or_none(self.id),
-            node=cleaned.text_or_none(self.hostname),
+            node=self.hostname,
             pid=(self.worker_pid or 0) if self.app in children_of else os.getpid(),
             since=self.time_start or 0.0,
             ttl=report.ttl,

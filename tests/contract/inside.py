@@ -78,17 +78,17 @@ def lock_key(key: str) -> str:
 
 def waiting_set(key: str) -> str:
     """Where those that wait for a lock have their places."""
-    return str(named("stores.redis.keyspace.waiting_key")(key))
+    return str(key + named("stores.redis.keyspace.WAITING"))
 
 
 def asked_hash(key: str) -> str:
     """Where it stands when each of them asked last, and for how many copies."""
-    return str(named("stores.redis.keyspace.asked_key")(key))
+    return str(key + named("stores.redis.keyspace.ASKED"))
 
 
 def fence_counter(key: str) -> str:
     """Where a server counts fencing tokens."""
-    return str(named("stores.redis.keyspace.fence_key")(key))
+    return str(key + named("stores.redis.keyspace.FENCE"))
 
 
 def beats_keys(key: str, entry: str) -> list[str]:

@@ -287,11 +287,11 @@ class TestFences:
 def test_commands_that_have_not_reached_the_server_are_dropped(own_redis: RedisServer) -> None:
     """After the connection is closed, the kernel would go on sending them, even after minutes without a network."""
     connection = inside.server_at(own_redis.port).open()
-    connection.send(("CLIENT", "REPLY", "OFF"))  # Otherwise the answers would end the connection.
+    inside.tell(connection, "CLIENT", "REPLY", "OFF")  # Otherwise the answers would end the connection.
     own_redis.pause()
     for _ in range(20):
-        connection.send(("SET", "filler", "x" * 100_000))  # The server reads 16 kB of it at a time.
-    connection.send(("SET", "ghost", 1))
+        inside.tell(connection, "SET", "filler", "x" * 100_000)  # The server reads 16 kB of it at a time.
+    inside.tell(connection, "SET", "ghost", 1)
     connection.close()
     own_redis.resume()
     with own_redis.client() as client:

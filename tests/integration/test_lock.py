@@ -29,7 +29,7 @@ from tests.servers import Cluster, until
 ROOT = Path(__file__).parents[2]
 
 #: Has the waiters of the lock.
-WAITING = keyspace.waiting_key(keyspace.PlainKey(NAME))
+WAITING = keyspace.PlainKey(NAME) + keyspace.WAITING
 
 
 class TestDropIn:

@@ -108,6 +108,23 @@ def test_direct_call_after_a_map_is_a_plain_call(app: Celery) -> None:
     assert seen[-1] == (2, 0, False, False)
 
 
+def test_item_of_a_handler_of_a_message_without_a_lock_has_its_own(app: Celery) -> None:
+    seen: list[Any] = []
+
+    class Mapping(SingletonTask):
+        abstract = True
+
+        def on_success(self, *args: Any) -> None:
+            self.app.tasks["celery.map"](self.s(), [7])
+
+    @app.task(base=Mapping, bind=True, shared=False)
+    def job(self: Any, x: int) -> None:
+        seen.append((x, self.lock.held))
+
+    job.apply((1,), singleton_lock=False)
+    assert seen == [(1, False), (7, True)]
+
+
 def test_failed_item_frees_its_lock(app: Celery) -> None:
     def fail(x: int) -> None:
         raise ValueError(x)

@@ -183,12 +183,12 @@ BEAT_CALLS = st.one_of(
 FREE_KEYS = {"text": "k{1}", "list": "l{1}", "hash": "h{1}", "scores": "z{1}"}
 OWN_KEYS = [
     keyspace.run_key(LOCK),
-    keyspace.fence_key(LOCK),
-    keyspace.waiting_key(LOCK),
-    keyspace.asked_key(LOCK),
-    keyspace.done_key(LOCK, "t0:0.0"),
-    keyspace.tombstone_key(LOCK, f"{0:032x}"),
-    keyspace.ledger_key(BEAT),
+    LOCK + keyspace.FENCE,
+    LOCK + keyspace.WAITING,
+    LOCK + keyspace.ASKED,
+    LOCK + keyspace.DONE + "t0:0.0",
+    LOCK + keyspace.TOMBSTONE + f"{0:032x}",
+    BEAT + keyspace.LEDGER,
     *keyspace.claim_keys(BEAT, ["e0"]),
 ]
 KEYS = st.sampled_from([*[*FREE_KEYS.values()] * 12, *OWN_KEYS])

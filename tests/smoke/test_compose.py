@@ -7,24 +7,17 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.smoke.engine import IMAGE, MISSING, ROOT
+
 pytestmark = [pytest.mark.smoke, pytest.mark.slow, pytest.mark.timeout(400)]
 
-ROOT = Path(__file__).parents[2]
-
-#: The image's name in docker-compose.yml.
-IMAGE = "celery-singleton-lock-demo"
+if MISSING:
+    pytest.skip(MISSING, allow_module_level=True)
 
 OVERRIDES = ((), ("rabbitmq",), ("redlock",), ("rabbitmq", "redlock"))
-
-
-@pytest.fixture(autouse=True)
-def engine() -> None:
-    if subprocess.getstatusoutput("docker info")[0]:
-        pytest.skip("no Docker engine answers")
 
 
 def docker(*arguments: str) -> str:
