@@ -171,7 +171,7 @@ def _report(acquisition: Acquisition, found: End) -> Any:
 def _end_refused(acquisition: Acquisition, found: Held) -> Any:
     """End a message that has met another task."""
     it, met = acquisition.execution, found.conflict(acquisition.execution.key)
-    message, has_replaced = it.message, it.brought is not None and it.brought.lock.replaced != ()
+    message, has_replaced = it.message, it.brought is not None and it.brought.lock.replaces
     waits = decide.must_not_be_refused(message, acks_late=it.task.acks_late, has_replaced=has_replaced)
     try:
         policy: ConflictPolicy = "retry"
