@@ -2,7 +2,7 @@
 
 A copy that was put back for a conflict is a message with an ETA: the consumer has it in its timer, unacknowledged,
 where it takes no slot. One thread keeps the places of them all in the lines of their locks, and looks at each lock now
-and then, and as soon as it is woken for it; the consumer's loop begins the copies, since only that loop may touch the
+and then; it begins the first copy then, or when it is woken: in the consumer's loop, since only that loop may touch the
 timer. Without any of this a copy would still begin in the end: the timer sees to it.
 
 Protocol: `docs/protocol.md`, section 11.
@@ -72,7 +72,8 @@ class Line:
         self._mutex = Mutex(threading.RLock)  # A cold shutdown's handler may have interrupted `park`.
         self._copies: dict[str, _Copies] = {}
         self._order = count()
-        #: Requests that are to begin, each with its lock.
+        #: Locks that were freed; and requests that are to begin, each with its lock.
+        self._freed: deque[str] = deque()
         self._called: deque[tuple[str, Any]] = deque()
         #: Locks for which a copy was called that had gone: somebody else is to be woken.
         self._unused: deque[str] = deque()
@@ -134,7 +135,7 @@ class Line:
 
     def _hear(self, key: str) -> None:
         """A lock was freed, and this process has the first place in its line."""
-        self._look_soon([key], 0.0)
+        self._freed.append(key)
         self._job.schedule(clock.now())
 
     def _work(self) -> float | None:
@@ -155,6 +156,8 @@ class Line:
         return pause
 
     def _listen(self) -> float | None:
+        while self._freed:
+            self._answer(self._freed.popleft())
         while self._unused:
             self._store.wake(self._unused.popleft())
         now = clock.now()
@@ -183,7 +186,7 @@ class Line:
                     copies.look_at = min(copies.look_at, at)
 
     def _answer(self, key: str) -> None:
-        """Begin the first copy that waits for this lock, which is free; or leave the lock to another process."""
+        """Begin the first copy that waits for this lock, which may be free; or leave the lock to another process."""
         with self._mutex.lock:
             copies = self._copies.get(key)
             called = None if copies is None else copies.called()
@@ -195,9 +198,13 @@ class Line:
         # If nobody else is there, it waits for a slot in the pool; but not several of them.
         is_called = called is not None and not called.has_begun
         if not self._has_room() and (self._store.wake(key, leaves=copies.name) or is_called):
+            copies.look_at = clock.now() + LOOK  # Until then it has no place.
             return
         with self._mutex.lock:
             request = copies.pop()
+        if request is None:
+            self._leave(key)
+            return
         # Before it begins: others are to find out whether they have waited for longer than the next one here.
         if (place := self._place(key)) is not None:
             self._store.look([place])
