@@ -188,11 +188,8 @@ def _end_refused(acquisition: Acquisition, found: Held) -> Any:
         joins = sharing.joinable(it, found) if policy == JOIN else None
         if policy == JOIN and joins is None:
             policy = "retry" if has_replaced else "raise"
-        ended = None if joins is None else sharing.end_by_now(acquisition, joins)
     except Exception as error:  # noqa: BLE001 - it is the user's
         return fail(acquisition, error, met)
-    if ended is not None:
-        return _report(acquisition, ended)
     # A copy in line is held for long, and asks less often than a limit on the number of tries assumes.
     is_in_line = decide.bound_of(it.options, policy, waits=waits) is None
     decision = decide.refused(policy, met, is_in_line=is_in_line, is_shared=_shares_id(it, met))
@@ -211,7 +208,7 @@ def _end_as(acquisition: Acquisition, found: Held | Record | End) -> Any:
         decided = _beside(it, found) if isinstance(found, Held) else _after(it, found)
         if isinstance(decided, End) and isinstance(decided.error, ResultLost) and _ended_as_another(found):
             # That task may still have what such a record could not keep.
-            decided = sharing.end_by_now(acquisition, it.message.note.joins) or decided
+            decided = sharing.end_by_now(acquisition) or decided
     except Exception as error:  # noqa: BLE001 - whatever a result backend raises
         logger.warning("%s is a copy, and is put back: %r", it, error)
         decided = Wait("copy", decide.SETTLING)
