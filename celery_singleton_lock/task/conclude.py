@@ -34,7 +34,7 @@ from celery_singleton_lock.options.task import chosen_policy
 from celery_singleton_lock.stores.base import Held, Record, Superseded
 from celery_singleton_lock.task import decide, ends, requeue, sharing
 from celery_singleton_lock.task.acquisition import Acquisition
-from celery_singleton_lock.task.decide import Decision, Drop, Finish, Report, Run, Wait
+from celery_singleton_lock.task.decide import Decision, Drop, Finish, Report, Wait
 from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.ends import MAX_CONTENT, Concluded, End, Outcome
 from celery_singleton_lock.task.interrupt import protect
@@ -73,16 +73,9 @@ def with_lease(acquisition: Acquisition, lease: Lease) -> None:
     it = acquisition.execution
     lost = _returned_too_often(it)
     decision = decide.with_lease(it.message, lost)
-    if isinstance(decision, Run):
-        return
-    say = partial(_say_rejected, it, lost) if decision.error is lost else _say_nothing
-    ended = _outcome(it, decision)
-    with suppress(LockUnavailable):  # It is repeated until it is answered.
-        it.runtime.store.free(lease, record=it.record(ended))
-    if ended is not None:
-        settle_after(it, ended)
-    say()
-    raise _report_state(it, decision)
+    if isinstance(decision, Finish):
+        say = partial(_say_rejected, it, lost) if decision.error is lost else _say_nothing
+        _conclude(acquisition, decision, say, lease=lease)
 
 
 def fail(acquisition: Acquisition, error: Exception, met: LockConflict | None = None) -> Any:
@@ -119,6 +112,7 @@ def _conclude(
     *,
     carried: requeue.Carried = requeue.AS_BEFORE,
     has_run: bool = False,
+    lease: Lease | None = None,
 ) -> Any:
     """Carry out what was decided; if that cannot be done, the message fails, unless it has an end already.
 
@@ -127,9 +121,10 @@ def _conclude(
         met: the task that has the lock, if any.
         carried: what the message has to know when it comes again.
         has_run: whether its body has ended: then it does not come again.
+        lease: its lease, if it has one.
     """
     try:
-        found = _carry_out(acquisition, decision, say, carried=carried, has_run=has_run)
+        found = _carry_out(acquisition, decision, say, carried=carried, has_run=has_run, lease=lease)
     except Exception as error:  # noqa: BLE001 - whatever a result backend raises
         return fail(acquisition, error, met)
     return _end_as(acquisition, found)
@@ -142,6 +137,7 @@ def _carry_out(
     *,
     carried: requeue.Carried = requeue.AS_BEFORE,
     has_run: bool = False,
+    lease: Lease | None = None,
 ) -> Held | Record | End:
     """Do it, unless the lock server knows of a copy of the message: then that is returned, and else the end.
 
@@ -150,7 +146,7 @@ def _carry_out(
     """
     it = acquisition.execution
     protect(it.request)
-    if (copy := _record(acquisition, decision, has_run=has_run)) is not None:
+    if (copy := _record(acquisition, decision, lease, has_run=has_run)) is not None:
         return copy
     say()
     if isinstance(decision, Wait):
@@ -304,28 +300,35 @@ def _returned_too_often(execution: Execution) -> WorkerLostError | None:
     return WorkerLostError(f"{count} workers that had the message are gone; the limit of its queue is {limit:g}")
 
 
-def _record(acquisition: Acquisition, decision: Decision, *, has_run: bool) -> Held | Record | None:
+def _record(
+    acquisition: Acquisition, decision: Decision, lease: Lease | None, *, has_run: bool
+) -> Held | Record | None:
     """Record that the message ends, if it does; what another copy of it does or did, as far as is known.
 
     Raises:
         Concluded: the lock server is silent, and the message, which has not run, was put back.
     """
     it, store = acquisition.execution, acquisition.execution.runtime.store
-    if (ended := _outcome(it, decision)) is None or (record := it.record(ended)) is None:
-        return None
+    ended = _outcome(it, decision)
+    record, copy = it.record(ended), None
     try:
-        copy = store.refuse(it.key, it.holder, record)
-        if isinstance(copy, Held) and acquisition.is_own(copy):
-            store.abandon(it.hold_of(copy))
+        if lease is not None:
+            with suppress(LockUnavailable):  # It is repeated until it is answered.
+                store.free(lease, record=record)
+        elif record is not None:
             copy = store.refuse(it.key, it.holder, record)
             if isinstance(copy, Held) and acquisition.is_own(copy):
-                raise LockUnavailable(store.server, "the hold of a message that ends could not be freed")
+                store.abandon(it.hold_of(copy))
+                copy = store.refuse(it.key, it.holder, record)
+                if isinstance(copy, Held) and acquisition.is_own(copy):
+                    raise LockUnavailable(store.server, "the hold of a message that ends could not be freed")
     except LockUnavailable as silent:
         if not has_run:
             acquisition.put_back(silent)
-        store.remember(it.key, record)  # Copies that come later do not run.
+        if record is not None:
+            store.remember(it.key, record)  # Copies that come later do not run.
         return None
-    if copy is None:
+    if copy is None and ended is not None:
         settle_after(it, ended)
     return copy
 
