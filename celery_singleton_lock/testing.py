@@ -196,7 +196,7 @@ def memory_locks() -> Iterator[RecordedLocks]:
     """
     with runtime.in_memory() as store:
         locks = RecordedLocks(store)
-        records = {what: partial(locks._record, what) for what in _SIGNALS}
+        records = {what: partial(locks._record, what) for what in _SIGNALS}  # noqa: SLF001 - of this module
         for what, signal in _SIGNALS.items():
             signal.connect(records[what], weak=False)
         try:

@@ -16,7 +16,7 @@ _run = partial(Mutant, file="task/run.py", kind="newest")
 MUTANTS = (
     _joining(
         "one of the joined messages runs when the holder dies",
-        old="        it.runtime.store.remember(self._key, ends.notice(name, own, it.runtime.settings.done_ttl))\n",
+        old="        it.runtime.store.remember(self._key, _names_heir(it, self.joined, own))\n",
         new="",
     ),
     _joining(
@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     _run(
         "a run that a newer message stops learns of it within a second",
-        old="every=STOPPED_WITHIN if it.stops_for_newer else math.inf,",
+        old="every=STOPPED_WITHIN if it.holder.order else math.inf,",
         new="every=math.inf,",
     ),
     _run(
