@@ -287,7 +287,7 @@ def no_answers() -> Any:
 
 
 def node_command(name: str, *args: Any, **options: Any) -> Any:
-    """A command to a node: "vote", "free_for_good", "refuse" or "take_back"; or "promise_of" a record."""
+    """A command to a node: "vote", "free", "refuse" or "take_back"; or "promise_of" a record."""
     return named(f"stores.redis.lock_commands.{name}")(*args, **options)
 
 

@@ -69,14 +69,13 @@ class CommonStore(ABC):
     Args:
         server: the name of the place, for messages.
         mailbox: wakes the waiters of this process.
-        count: how many servers have a say about a lock.
+        quorum: how many servers are a majority.
+        spare: how many may say something else without changing what a majority says.
     """
 
-    def __init__(self, server: str, mailbox: RedisMailbox, *, count: int = 1) -> None:
+    def __init__(self, server: str, mailbox: RedisMailbox, *, quorum: int = 1, spare: int = 0) -> None:
         self.server, self.mailbox = server, mailbox
-        self._quorum = count // 2 + 1
-        #: How many may say something else without changing what a majority says.
-        self._spare = count - self._quorum
+        self._quorum, self._spare = quorum, spare
 
     @abstractmethod
     def abandon(self, hold: Hold) -> bool | None:

@@ -114,50 +114,24 @@ def question(request: LockRequest, *, fence_seed: int | str = "", memory_ms: int
     ]
 
 
-def free(hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Call:
-    """See `Store.free`."""
-    return ending(hold, hold.owner, record=record, reservation=reservation)
-
-
-def abandon(hold: Hold) -> Call:
-    """See `Store.abandon`."""
-    return ending(hold, hold.owner, tombstones=(hold.owner,))
-
-
-def undo(request: LockRequest, *, wakes: bool = True) -> Call:
-    """As `abandon`, for an acquire that was not answered.
-
-    It may be carried out late, when the owner has asked again and got the lock. So the whole value is named, with the
-    holder as it is here; but for the fence, which is not known.
-    """
-    value = request.owner + request.holder.json_around_fence(request.ttl).partition("\n")[0] + ","
-    return ending(request.hold(), value, tombstones=(request.owner,), wakes=wakes)
-
-
-def ending(
+def free(
     hold: Hold,
-    value: str,
     *,
     record: Record | None = None,
     reservation: Reservation | None = None,
-    frees: bool = True,
-    tombstones: Sequence[str] = (),
-    tombstone_for: int | None = None,
+    for_good: bool = False,
     wakes: bool = True,
     repeated: bool = False,
 ) -> Call:
-    """A call of `free.lua`.
+    """See `Store.free`.
 
     However late it is sent (`Call.again`), what it leaves behind ends at the same time: from a record's remaining time,
     its reader sees how long ago the body ended.
 
     Args:
         hold: what to end.
-        value: how the value of the hold to end begins.
         record, reservation: what to leave behind.
-        frees: whether the hold ends.
-        tombstones: owners that take nothing from now on.
-        tombstone_for: milliseconds for which that is remembered; None: for as long as a late request may take to come.
+        for_good: whether the owner takes nothing any more, and gets a tombstone.
         wakes: whether a waiter is woken.
         repeated: see `Call.again`.
     """
@@ -167,17 +141,16 @@ def ending(
         keys.append(keyspace.done_key(key, record.message))
     if reservation is not None:
         keys.append(keyspace.done_key(key, reservation.holder.message))
-    if frees:
-        keys.append(keyspace.run_key(key))
-    keys += [keyspace.tombstone_key(key, each) for each in tombstones]
+    keys.append(keyspace.run_key(key))
+    if for_good:
+        keys.append(keyspace.tombstone_key(key, hold.owner))
     args: list[object] = [
-        value,
+        hold.owner,
         int(wakes),
         *((record.content, ms(record.seconds)) if record else ("", 0)),
         int(repeated),
         *((_reserved(reservation.holder), ms(reservation.seconds)) if reservation else ("", 0)),
-        (tombstone_ms(hold.ttl) if tombstone_for is None else tombstone_for) if tombstones else 0,
-        int(not frees),
+        tombstone_ms(hold.ttl) if for_good else 0,
     ]
     if record is None and reservation is None:
         return Call(FREE, keys, without_defaults(args))
@@ -185,18 +158,21 @@ def ending(
 
     def later(repeated: bool) -> Call:
         late = clock.now() - began
-        return ending(
+        return free(
             hold,
-            value,
             record=record and record.after(late),
             reservation=reservation and reservation.after(late),
-            tombstones=tombstones,
-            tombstone_for=tombstone_for,
+            for_good=for_good,
             wakes=wakes,
             repeated=repeated,
         )
 
     return Call(FREE, keys, without_defaults(args), later=later)
+
+
+def abandon(hold: Hold, *, wakes: bool = True) -> Call:
+    """See `Store.abandon`."""
+    return free(hold, for_good=True, wakes=wakes)
 
 
 def refuse(key: str, holder: Holder, record: Record, *, promise: Record | None = None) -> Call:
@@ -272,18 +248,6 @@ def vote(request: LockRequest, *, memory: str | None) -> Call:
     seed = round(clock.wall() * 1_000_000)
     keys, args = question(request, fence_seed=seed, memory_ms=ms(MEMORY_TTL) if memory else 0)
     return Call(VOTE, [*keys, memory] if memory else keys, without_defaults(args))
-
-
-def free_for_good(hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Call:
-    """As `free`; the owner takes nothing any more."""
-    return ending(
-        hold,
-        hold.owner,
-        record=record,
-        reservation=reservation,
-        tombstones=(hold.owner,),
-        tombstone_for=ms(hold.ttl),
-    )
 
 
 def promise_of(record: Record, seconds: float) -> Record:

@@ -70,7 +70,6 @@ _OF_SCRIPTS: dict[Any, tuple[Any, ...]] = {
     ledger.CLAIM: ([1], [2, 5], [0, 100, "x"]),
     ledger.FORGET: (1,),
     ledger.RECORD: (1,),
-    ledger.UNCLAIM: (1,),
 }
 _BY_NAME = {
     name: found
