@@ -355,25 +355,19 @@ class TestRelease:
         assert is_settled(direct)
         assert direct.held(KEY) == []
 
-    def test_delays_the_records_of_no_other_lock(
+    def test_comes_before_the_record_that_replaces_its_own(
         self, own_redis: RedisServer, direct: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        inside.set_number(monkeypatch, "items in one round trip", 1)
-        writer, record = inside.Settling(direct), Record(ME.message, b"record", 60.0)
-        direct.remember("other", record)
-        lease = taken(direct, holder=ME)
+        lease, record = taken(direct, holder=ME), Record(ME.message, b"record", 60.0)
         inside.repeat_nothing(monkeypatch, direct)
         own_redis.pause()
         with pytest.raises(LockUnavailable):
             direct.free(lease, record=record)
         own_redis.resume()
         own_redis.client().ping()
-        for key in (KEY, "other"):
-            writer.replace(key, record._replace(content=b"settled"))
-        until(lambda: [record.content for record in direct.inspect("other").records] == [b"settled"])
-        with pytest.raises(LockUnavailable):
-            direct.replace_records([(KEY, record), ("other", record._replace(content=b"again"))])
-        assert [record.content for record in direct.inspect("other").records] == [b"again"]
+        direct.replace_records([(KEY, record._replace(content=b"settled"))])
+        assert [record.content for record in direct.inspect(KEY).records] == [b"settled"]
+        assert inside.owed(direct) == []
 
     def test_is_repeated_if_it_was_interrupted_before_it_was_sent(
         self, direct: Store, monkeypatch: pytest.MonkeyPatch
