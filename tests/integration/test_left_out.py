@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from redis import Redis
@@ -43,13 +44,12 @@ def waiter_of(owner: str) -> str:
 def acquired(client: Redis, options: dict[str, bool], said: Said, owner: str = OWNER) -> Any:
     """The first part of the answer."""
     request = LockRequest(KEY, owner, 30.0, ME, since=6.0, member=waiter_of(owner), **options)
-    keys, args = lock_commands.question(request)
-    return run(client, Call(lock_commands.ACQUIRE, keys, said(args)))[0]
+    with patch.object(lock_commands, "without_defaults", said):
+        return run(client, lock_commands.acquire(request))[0]
 
 
-def freed(client: Redis, record: Record | None, monkeypatch: pytest.MonkeyPatch, said: Said) -> Any:
-    with monkeypatch.context() as patch:
-        patch.setattr(lock_commands, "without_defaults", said)
+def freed(client: Redis, record: Record | None, said: Said) -> Any:
+    with patch.object(lock_commands, "without_defaults", said):
         return run(client, lock_commands.free(Hold(KEY, OWNER, ttl=30.0), record=record))
 
 
@@ -99,14 +99,14 @@ def test_acquire(client: Redis, options: dict[str, bool], state: str) -> None:
 
 @pytest.mark.parametrize("state", ["free", "held", "waited for"])
 @pytest.mark.parametrize("record", RECORDS, ids=["no record", "record"])
-def test_free(client: Redis, record: Record | None, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free(client: Redis, record: Record | None, state: str) -> None:
     outcomes = []
     for said in (tuple, lock_commands.without_defaults):
         client.flushall()
         acquired(client, {}, lock_commands.without_defaults, OTHER if state == "held" else OWNER)
         if state == "waited for":
             STATES[state](client)
-        answer = freed(client, record, monkeypatch, said)
+        answer = freed(client, record, said)
         outcomes.append((answer, left(client)))
     assert outcomes[0] == outcomes[1]
     assert answer == (0 if state == "held" else 1)

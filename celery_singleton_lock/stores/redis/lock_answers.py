@@ -50,9 +50,8 @@ def _one_of(*kinds: Answer) -> Callable[[Any], bool]:
     return can_be
 
 
-#: Whether something can be the answer to a vote; to an acquire.
-answers_vote = _one_of(*Answer)
-answers_question = _one_of(*(kind for kind in Answer if kind != Answer.NO_VOTE))
+#: Whether something can be the answer to an acquire.
+answers_acquire = _one_of(*Answer)
 
 _is_in_the_way = _one_of(Answer.HELD, Answer.RECORD, Answer.GIVEN_UP)
 
@@ -110,8 +109,8 @@ def parse_acquired(answer: Sequence[Any], request: LockRequest, sent_at: float) 
     kind, *rest = answer
     if kind == Answer.GRANTED:
         return request.lease(fence=rest[0], sent_at=sent_at)
-    if kind == Answer.GIVEN_UP:
-        raise GivenUp("this owner was given up before the server carried out its request")
+    if kind in (Answer.GIVEN_UP, Answer.NO_VOTE):
+        raise GivenUp("this owner was given up before the server carried out its request, or the server has no vote")
     return _in_the_way(answer, request.holder.message)
 
 

@@ -19,12 +19,11 @@ from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.lock_answers import (
     PROMISE,
+    answers_acquire,
     answers_next,
-    answers_question,
     answers_refusal,
     answers_release,
     answers_renewal,
-    answers_vote,
 )
 from celery_singleton_lock.stores.redis.script import TOMBSTONE_TTL, Call, Script, are_texts, are_whole, ms
 from celery_singleton_lock.stores.store import Place
@@ -45,9 +44,8 @@ PROMISE_NAME = 8
 
 _FENCE_MS = ms(FENCE_TTL)
 
-#: The parts of a script that takes a lock.
-TAKING = "now", "lock/grant", "lock/answers", "lock/holds", "lock/line", "lock/request", "lock/newest"
-ACQUIRE = Script(*TAKING, "lock/acquire", answers=answers_question)
+_TAKING = "now", "lock/grant", "lock/answers", "lock/holds", "lock/line", "lock/request", "lock/newest"
+ACQUIRE = Script(*_TAKING, "lock/acquire", answers=answers_acquire)
 FREE = Script("now", "lock/holds", "lock/line", "lock/free", answers=answers_release)
 NEXT = Script("now", "lock/line", "lock/next", answers=answers_next)
 LOOK, PUSH = Script("now", "lock/holds", "lock/line", "lock/look"), Script("lock/push")
@@ -56,7 +54,6 @@ RENEW = Script("now", "lock/holds", "lock/renew", answers=answers_renewal, each=
 REPLACE = Script("lock/replace_records", answers=are_whole, each=lambda call: len(call.keys))
 
 #: For the nodes of a Redlock.
-VOTE = Script(*TAKING, "lock/vote", "lock/acquire", answers=answers_vote)
 PUT_BACK = Script("lock/put_back", answers=lambda answer: answer is None)
 VALUES = Script("lock/values", answers=are_texts, each=lambda call: len(call.keys))
 RAISE_FENCE, TAKE_BACK = Script("lock/raise_fence"), Script("lock/take_back")
@@ -70,19 +67,13 @@ def without_defaults(args: Sequence[object]) -> Sequence[object]:
     return args[:count]
 
 
-def acquire(request: LockRequest) -> Call:
-    """See `Store.acquire`."""
-    keys, args = question(request)
-    return Call(ACQUIRE, keys, without_defaults(args))
-
-
-def question(request: LockRequest, *, fence_seed: int | str = "", memory_ms: int = 0) -> tuple[list[str], list[object]]:
-    """KEYS and ARGV of `request.lua`; see `acquire`.
+def acquire(request: LockRequest, *, seed: int | str = "", memory: str | None = None) -> Call:
+    """See `Store.acquire`.
 
     Args:
         request: what is asked for.
-        fence_seed: the least fence; empty: the server's time.
-        memory_ms: how long a node of a Redlock remembers since when it remembers; 0 to trust it as it is.
+        seed: the least fence; empty: the server's time.
+        memory: the key that says since when a node of a Redlock remembers; None to trust the server as it is.
     """
     key, holder, given_up, arrival = request.key, request.holder, request.given_up, request.arrival
     keys = [keyspace.fence_key(key), keyspace.tombstone_key(key, request.owner)]
@@ -94,7 +85,9 @@ def question(request: LockRequest, *, fence_seed: int | str = "", memory_ms: int
         keys.append(keyspace.order_key(key, arrival.order))
     keys.append(keyspace.run_key(key))
     keys += [keyspace.tombstone_key(key, each) for each in given_up]
-    return keys, [
+    if memory:
+        keys.append(memory)
+    args = [
         request.owner,
         holder.json_around_fence(request.ttl),
         ms(request.ttl),
@@ -103,15 +96,15 @@ def question(request: LockRequest, *, fence_seed: int | str = "", memory_ms: int
         request.member if request.waiting else "",
         ms(request.since) if request.since else 0,
         holder.kept_as,
-        fence_seed,
-        memory_ms,
+        seed,
+        ms(MEMORY_TTL) if memory else 0,
         request.limit - 1,
-        "".join(given_up),
         tombstone_ms(request.ttl) if given_up or request.late else 0,
         *((holder.order_member, arrival.number or "", ms(arrival.seconds)) if arrival else ("", "", 0)),
         arrival.order if arrival and arrival.stops else "",
         int(request.late),
     ]
+    return Call(ACQUIRE, keys, without_defaults(args))
 
 
 def free(
@@ -238,16 +231,9 @@ def tombstone_ms(ttl: float) -> int:
 
 
 def vote(request: LockRequest, *, memory: str | None) -> Call:
-    """As `acquire`, for a node of a Redlock.
-
-    Args:
-        request: what is asked for.
-        memory: the key that says since when a node remembers; None to trust it as it is.
-    """
+    """As `acquire`, for a node of a Redlock."""
     # One seed for all nodes, or their counters would differ, and have to be made equal before a token is given out.
-    seed = round(clock.wall() * 1_000_000)
-    keys, args = question(request, fence_seed=seed, memory_ms=ms(MEMORY_TTL) if memory else 0)
-    return Call(VOTE, [*keys, memory] if memory else keys, without_defaults(args))
+    return acquire(request, seed=round(clock.wall() * 1_000_000), memory=memory)
 
 
 def promise_of(record: Record, seconds: float) -> Record:

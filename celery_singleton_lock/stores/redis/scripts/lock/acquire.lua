@@ -2,14 +2,27 @@
 -- Follows request.lua, which names the KEYS and ARGV, holds.lua, line.lua, grant.lua, newest.lua and answers.lua.
 -- -> {GRANTED, fence} | {HELD, value, pttl} | {HELD, '', pttl} it is left to one that has waited for longer
 --  | {RECORD, record, pttl} this message has been carried out
---  | {GIVEN_UP} the owner takes nothing any more
+--  | {GIVEN_UP} the owner takes nothing any more | {NO_VOTE, ms} a node of a Redlock has no vote for so long
 --  | {NEWEST, value, pttl, number, waiter to wake or ''} held, and this message is the newest of an order of which only the newest runs; with its
 --    number there
 --  | {SUPERSEDED, value, pttl, newest, waiter to wake or ''} this message is not the newest
 -- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold. The first one may come last, when the owner has freed it:
 -- so a grant to a repeated one leaves the owner's tombstone. An owner that has one keeps what it has, and takes nothing.
 local OWNER_LENGTH, REPLACED, FENCE = 32, 7, 10
-if redis.call('EXISTS', tombstone) == 1 and not hold_of(lock, owner) then
+local is_given_up = redis.call('EXISTS', tombstone) == 1
+if memory and not is_given_up then
+  -- A node that has forgotten everything (a restart, a flush) does not know who holds what: it has no vote for one ttl.
+  local left = redis.call('PTTL', memory)
+  if left < 0 then
+    redis.call('SET', memory, 1, 'PX', memory_ms)
+    left = memory_ms
+  end
+  local remembers = memory_ms - left
+  if remembers < tonumber(ttl) and #values == 0 then
+    return {NO_VOTE, ttl - remembers}
+  end
+end
+if is_given_up and not hold_of(lock, owner) then
   return {GIVEN_UP}
 end
 
@@ -25,9 +38,7 @@ end
 
 for i = FIRST + 1, #KEYS - (memory and 1 or 0) do
   redis.call('SET', KEYS[i], 1, 'PX', tombstone_ms)
-end
-for at = 1, #given_up, #owner do
-  take_from(string.sub(given_up, at, at + #owner - 1))
+  take_from(string.sub(KEYS[i], -#owner)) -- A tombstone's key ends with its owner.
 end
 
 if checks_finished then
