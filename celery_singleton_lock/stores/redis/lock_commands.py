@@ -126,7 +126,7 @@ def free(
         record, reservation: what to leave behind.
         for_good: whether the owner takes nothing any more, and gets a tombstone.
         wakes: whether a waiter is woken.
-        repeated: see `Call.again`.
+        repeated: whether it may have been carried out before: then it replaces no other record.
     """
     key = hold.key
     keys = [keyspace.waiting_key(key), keyspace.asked_key(key)]
@@ -149,7 +149,7 @@ def free(
         return Call(FREE, keys, without_defaults(args))
     began = clock.now()
 
-    def later(repeated: bool) -> Call:
+    def later() -> Call:
         late = clock.now() - began
         return free(
             hold,
@@ -157,7 +157,7 @@ def free(
             reservation=reservation and reservation.after(late),
             for_good=for_good,
             wakes=wakes,
-            repeated=repeated,
+            repeated=True,
         )
 
     return Call(FREE, keys, without_defaults(args), later=later)

@@ -182,7 +182,7 @@ class RedlockStore(CommonStore):
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
         for batch in batches(records):
-            self._nodes.majority(lock_commands.replace_records(batch))
+            self._majority(lock_commands.replace_records(batch))
 
     def _well(self) -> Server:
         """The node on which this process reads its mailbox."""
@@ -276,7 +276,12 @@ class RedlockStore(CommonStore):
         return self._nodes.ask_each(calls, enough, seconds=step or MAX_ANSWER, connect=step)
 
     def _majority(self, call: Call, *, of: str = "") -> list[Any]:
-        return self._nodes.majority(call)
+        each: list[Answers] = []
+        for _ in tries():
+            each = self._ask([call], self._is_answered)
+            if len(each[0].given) >= self._quorum:
+                return each[0].given
+        raise self._unanswered(each)
 
     def _read(self, reading: Callable[[Server], T], key: str = "") -> list[T]:
         return self._nodes.read(reading, at_least=self._quorum)

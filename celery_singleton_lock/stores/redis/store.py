@@ -189,7 +189,7 @@ class RedisStore(CommonStore):
 
     def _freed_again(self, call: Call) -> Freeing:
         # Gone when the call is repeated: the first one has worked, and only its reply was lost.
-        return Freeing.NOW if self._released(call.again(repeated=False)) else Freeing.UNCLEAR
+        return Freeing.NOW if self._released(call.again()) else Freeing.UNCLEAR
 
     def _released(self, call: Call) -> bool:
         """Send the end of a hold, and wake the next waiter; whether it was held."""

@@ -75,7 +75,7 @@ def _endings(draw: Any) -> Call:
     if kind == 1:
         return lock_commands.free(hold, record=record, reservation=reservation, for_good=True)
     call = lock_commands.free(hold, record=record, reservation=reservation)
-    return call.again(repeated=draw(st.booleans())) if draw(st.booleans()) else call
+    return call.again() if draw(st.booleans()) else call
 
 
 @st.composite
