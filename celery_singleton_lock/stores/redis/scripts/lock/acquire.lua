@@ -8,7 +8,6 @@
 --  | {SUPERSEDED, value, pttl, newest, waiter to wake or ''} this message is not the newest
 -- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold. The first one may come last, when the owner has freed it:
 -- so a grant to a repeated one leaves the owner's tombstone. An owner that has one keeps what it has, and takes nothing.
-local OWNER_LENGTH, REPLACED, FENCE = 32, 7, 10
 local is_given_up = redis.call('EXISTS', tombstone) == 1
 if memory and not is_given_up then
   -- A node that has forgotten everything (a restart, a flush) does not know who holds what: it has no vote for one ttl.
@@ -60,6 +59,15 @@ if limit > 1 or #values > 1 or order then
   local _, last = string.find(string.gsub(holder, '\\.', '..'), '^%["[^"]+",')
   beginning = last and string.sub(holder, 1, last)
 end
+
+local function grant(old, number, value)
+  put(lock, old, value or owner .. string.gsub(holder, '\n', ',' .. number, 1), ttl, is_set)
+  if again then
+    redis.call('SET', tombstone, 1, 'PX', tombstone_ms)
+  end
+  return {GRANTED, tonumber(number)}
+end
+
 local held, kept, copy, first, first_pttl = #values
 for i, value in ipairs(values) do
   local token, pttl = string.sub(value, 1, #owner), lasts[i]
@@ -67,18 +75,10 @@ for i, value in ipairs(values) do
     -- If this one comes late, its hold does not end sooner.
     ttl = math.max(pttl, ttl)
     -- Its own fence: the highest one is another's if several hold the lock, or is not known any more.
-    local readable, fields = pcall(cjson.decode, string.sub(value, #owner + 1))
-    local number = readable and type(fields) == 'table' and tonumber(fields[FENCE])
-    if number and fields[NEWER] then
-      put(lock, value, value, ttl, is_set) -- It is to stop, which is not to be forgotten.
-    else
-      number = number and string.format('%.0f', number) or next_fence(fence, fence_ttl, seed)
-      put(lock, value, owner .. string.gsub(holder, '\n', ',' .. number, 1), ttl, is_set)
-    end
-    if again then
-      redis.call('SET', tombstone, 1, 'PX', tombstone_ms)
-    end
-    return {GRANTED, tonumber(number)}
+    local fields = holder_of(value)
+    local number = tonumber(fields[FENCE])
+    number = number and string.format('%.0f', number) or next_fence(fence, fence_ttl, seed)
+    return grant(value, number, fields[NEWER] and value) -- That it is to stop is not to be forgotten.
   elseif reserved_as ~= '' and token == reserved_as then
     kept = value
   elseif beginning and begins_with(string.sub(value, OWNER_LENGTH + 1), beginning) then
@@ -99,8 +99,8 @@ if kept then
   -- for nobody while that task ends.)
   in_use = 0
   for _, value in ipairs(values) do
-    local readable, fields = pcall(cjson.decode, string.sub(value, OWNER_LENGTH + 1))
-    if value ~= kept and not (readable and type(fields) == 'table' and fields[TTL] == 0 and (tonumber(fields[REPLACED]) or 0) >= 0) then
+    local fields = holder_of(value)
+    if value ~= kept and not (fields[TTL] == 0 and (tonumber(fields[REPLACED]) or 0) >= 0) then
       in_use = in_use + 1
     end
   end
@@ -154,10 +154,5 @@ elseif first and not is_set then
   redis.call('DEL', lock)
   put(lock, nil, first, first_pttl, true)
 end
-local number = next_fence(fence, fence_ttl, seed)
 is_set = limit > 1 or is_set and first ~= nil
-put(lock, nil, owner .. string.gsub(holder, '\n', ',' .. number, 1), ttl, is_set)
-if again then
-  redis.call('SET', tombstone, 1, 'PX', tombstone_ms)
-end
-return {GRANTED, tonumber(number)}
+return grant(nil, next_fence(fence, fence_ttl, seed))
