@@ -60,7 +60,7 @@ class RedisLedger:
         quorum: int = 1,
     ) -> None:
         self._key = key
-        self._runs = keyspace.ledger_key(key)
+        self._runs = key + keyspace.LEDGER
         self._ask = ask
         self._known = known
         self._quorum = quorum
@@ -81,7 +81,7 @@ class RedisLedger:
         return found
 
     def claim(self, entry: str, last: int, owner: str, *, ttl: float, ceiling: int) -> Refused | None:
-        keys = [self._runs, keyspace.tombstone_key(self._key, owner), *keyspace.claim_keys(self._key, [entry])]
+        keys = [self._runs, self._key + keyspace.TOMBSTONE + owner, *keyspace.claim_keys(self._key, [entry])]
         keys += keyspace.gone_keys(self._key, [entry])
         votes = self._ask(Call(CLAIM, keys, [owner, ms(ttl), ceiling, entry, last]))
         if sent := [vote[1] for vote in votes if vote[0] == Claim.SENT]:
@@ -103,7 +103,7 @@ class RedisLedger:
         self._end_claims(dict.fromkeys(entries, 0), owner, 0, tombstone_ms=ms(TOMBSTONE_TTL))
 
     def _end_claims(self, lasts: Mapping[str, int], owner: str, ceiling: int, *, tombstone_ms: int) -> None:
-        tombstone = keyspace.tombstone_key(self._key, owner)
+        tombstone = self._key + keyspace.TOMBSTONE + owner
         for part in batches([*lasts]):
             keys = [self._runs, tombstone, *keyspace.claim_keys(self._key, part)]
             self._ask(Call(RECORD, keys, [owner, ms(LEDGER_TTL), ceiling, tombstone_ms, *_pairs(lasts, part)]))
