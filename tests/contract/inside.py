@@ -61,11 +61,6 @@ def number(what: str) -> int:
     return int(named(NUMBERS[what]))
 
 
-def set_number(monkeypatch: pytest.MonkeyPatch, what: str, value: int) -> None:
-    """Give it another value for this test."""
-    monkeypatch.setattr(f"celery_singleton_lock.{NUMBERS[what]}", value)
-
-
 def set_seconds(monkeypatch: pytest.MonkeyPatch, what: str, value: float) -> None:
     """Give a constant another value for this test."""
     monkeypatch.setattr(f"celery_singleton_lock.{SECONDS[what]}", value)
@@ -152,16 +147,6 @@ def is_settled(store: Store) -> bool:
     return not any(_outboxes(store))
 
 
-def owe(store: Store, call: Any, *, owner: str = "owed", seconds: float = 60.0) -> None:
-    """Have the store tell its server this later."""
-    store._outbox.put(("free", call.keys[0], owner), call, seconds)  # type: ignore[attr-defined]
-
-
-def owed(store: Store) -> list[str]:
-    """The owners of what it has to tell."""
-    return [owner for _, _, owner in store._outbox._waiting]  # type: ignore[attr-defined]
-
-
 def repeat_nothing(patch: pytest.MonkeyPatch, store: Store) -> None:
     """It tells its server nothing more by itself."""
     patch.setattr(store._outbox, "send", lambda calls: [False] * len(calls))  # type: ignore[attr-defined]
@@ -190,6 +175,12 @@ def told(store: Store, call: Any) -> Any:
 def asked(store: Store, *call: Any) -> Any:
     """What the server answers to a command of Redis."""
     return store._servers.command(*call)  # type: ignore[attr-defined]
+
+
+def tell(connection: Any, *command: object) -> None:
+    """Send a command, and read no answer."""
+    connection.push(named("stores.redis.connection.packed")(command))
+    connection.flush()
 
 
 def server_at(port: int) -> Any:

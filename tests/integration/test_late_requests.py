@@ -13,7 +13,6 @@ from celery_singleton_lock import LockUnavailable
 from tests.contract import inside
 from tests.contract.inside import (
     Held,
-    Hold,
     Holder,
     Lease,
     LockRequest,
@@ -252,28 +251,6 @@ class TestDebts:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         until(lambda: is_settled(direct))
         assert direct.held(KEY) == []
-
-    def test_are_bounded_in_number(
-        self, own_redis: RedisServer, direct: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        inside.set_number(monkeypatch, "items that wait at most", 10)
-        own_redis.pause()
-        leases = [Lease(f"{KEY}:{number}", new_owner(), ttl=TTL, fence=0, sent_at=0.0) for number in range(30)]
-        for lease in leases:
-            inside.owe(direct, inside.command("abandon", lease), owner=lease.owner)
-        assert inside.owed(direct) == [lease.owner for lease in leases[-10:]]
-        own_redis.resume()
-        until(lambda: is_settled(direct))
-
-    def test_call_that_the_server_refuses_does_not_delay_the_rest(self, own_redis: RedisServer, direct: Store) -> None:
-        lease = taken(direct)
-        with own_redis.client() as client:
-            client.set("late:{text}:waiting", "text")
-            client.set("late:{text}:run", "x" * 32)
-        stranger = Hold("late:{text}", "x" * 32, ttl=1)
-        inside.owe(direct, inside.command("abandon", stranger))
-        inside.owe(direct, inside.command("abandon", lease))
-        until(lambda: direct.held(KEY) == [])
 
 
 class TestFences:
