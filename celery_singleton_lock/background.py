@@ -105,8 +105,8 @@ class BackgroundJob:
                     with self._mutex:
                         self._due_at = min(self._due_at, clock.now() + pause)
         finally:
-            if self._runs is thread:
-                self._runs = None
+            if self._runs is thread:  # It was killed: the next caller starts another one.
+                self._thread = self._runs = None
 
     def _wait(self) -> bool:
         """Wait until work is due; False if there is none for a while, and the thread is to end."""

@@ -177,9 +177,9 @@ class Heartbeat:
         all_watched, owner = self.watched, lease.owner
         due_at = lease.acquired_at + min(lease.ttl * trust.RENEW_AFTER, every)
         weak = weakref.ref(lease, lambda _: all_watched.pop(owner, None))
-        watched = _Watched(owner, weak, weakly(on_lost), every, due_at, early_at=due_at)
-        all_watched[owner] = watched
-        if not (self._watchdog.schedule(_soon(watched.lost_at(lease))) and self._renewer.schedule(_soon(due_at))):
+        all_watched[owner] = _Watched(owner, weak, weakly(on_lost), every, due_at, early_at=due_at)
+        first = _soon(due_at)  # The watchdog has nothing to do before that; then it sees when.
+        if not (self._watchdog.schedule(first) and self._renewer.schedule(first)):
             self.stop(lease)
             raise RuntimeError("no thread can be started to renew the lease")
 

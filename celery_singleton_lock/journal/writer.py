@@ -103,11 +103,11 @@ class JournalWriter:
 
     def _count(self) -> None:
         """Count the new entries; not as they come, so that no task waits for it."""
-        for entry in self._new:
+        new, self._new = self._new, []
+        for entry in new:
             for count, by in metrics.of(entry):
                 self._counts[count] += by
-        self._entries.extend(self._new)
-        self._new = []
+        self._entries.extend(new)
 
     def _write(self, journal: Journal, counts: Counter[metrics.Count], entries: list[Entry]) -> None:
         # Cleaned here, so that no task waits for it: what came from a sender was bounded when the entry was made.

@@ -72,11 +72,6 @@ class Turn:
             self.message = Message.of(request)
         return self.message
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether the message goes on, with the lock that it brought."""
-        return self.is_retried or (self.is_replaced and self.passes_on is not None)
-
 
 #: What makes the record of a request's message say that all was sent.
 unsettled: WeakKeyDictionary[RequestLike, Callable[[], None]] = WeakKeyDictionary()
@@ -189,7 +184,8 @@ class Execution:
         """The record to keep if `outcome` is the message's end."""
         if outcome is None or not self.is_remembered:
             return None
-        if self.turn.goes_on:
+        turn = self.turn
+        if turn.is_retried or (turn.is_replaced and turn.passes_on is not None):
             # However it ended, a late copy is to find that the message goes on, with the lock that it brought.
             outcome = Outcome(states.IGNORED, REPLACED) if self.turn.is_replaced else Outcome(states.RETRY)
         elif not (outcome.settled or self.needs_settling(outcome)):

@@ -219,6 +219,18 @@ class TestLooks:
         else:
             assert (isinstance(end, LockUnavailable), end == "ran") == (policy == "raise", policy == "run")
 
+    def test_follower_looks_again_if_the_result_backend_does_not_answer(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        line = Line(bench)
+        line.lose()
+        with monkeypatch.context() as away:
+            away.setattr(bench.app.backend, "get", raises(OSError("away")))
+            away.setattr(bench, "end", lambda _: None)
+            line.follow()
+        assert bench.runs == []
+        assert bench.deliver(bench.put_back()) == "ran"
+
 
 class TestWakeUps:
     """The end of a message may wake only one of those in line: whoever has no use for that wakes the next one."""
@@ -279,6 +291,20 @@ class TestRunsLikeAnyOther:
         part: Sent = bench.send(line.task, **{"root_id": "the root", ancestor: line.first.id})
         assert bench.deliver(part) == "ran"
         assert not line.is_free
+
+    def test_follower_joins_a_leader_that_has_outlived_its_lock(self, bench: Bench) -> None:
+        """The leader still has the lock of its run."""
+
+        def body() -> str:
+            line.lose()
+            line.look()
+            return "after all"
+
+        line = Line(bench, acks_late=True, lock_ttl=600.0)
+        line.body = body
+        assert line.run_first() == "after all"
+        assert line.follow() == "after all"
+        assert bench.runs == [line.first.id]
 
     def test_follower_is_refused_if_its_leader_waits_for_its_parent(self, bench: Bench) -> None:
         """Its parent has the lock of the run, for which the leader waits."""

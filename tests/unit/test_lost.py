@@ -125,6 +125,18 @@ class TestLoss:
         come_again(bench, message)
         assert len(bench.runs) == 2
 
+    def test_of_a_late_message_that_was_not_acknowledged_is_not_the_end(self, bench: Bench) -> None:
+        def body() -> str:
+            bench.die()
+            return "ran"
+
+        message = bench.send(bench.task(body, acks_late=True, acks_on_failure_or_timeout=False))
+        bench.lose(message).on_timeout(soft=False, timeout=1)
+        finish_aside()
+        bench.forget(message)
+        bench.later(100.0)
+        assert bench.deliver(message, redelivered=True) == "ran"
+
 
 def goes_on(bench: Bench, how: str, **options: Any) -> tuple[Any, Sent]:
     """A task that is retried or replaced once, and a message of it, which has a lock since it was sent."""
@@ -266,6 +278,15 @@ class TestKeptLock:
         assert seen
         assert threading.current_thread() not in seen
         assert is_free(task)
+
+    def test_fails_before_it_asks(self, bench: Bench) -> None:
+        def before_start(task: Any, *_: Any) -> None:
+            if task.request.retries:
+                raise ValueError("as told")
+
+        task, retry = self.kept(bench, before_start=before_start)
+        bench.deliver(retry)
+        until(lambda: is_free(task))
 
 
 class TestCancelled:
@@ -440,3 +461,18 @@ class TestSentAgain:
         assert is_queued(task, message)
         assert bench.deliver(again) == "ran"
         until(lambda: not is_queued(task, message), "another message can be sent")
+
+    @pytest.mark.parametrize("scope", ["until_executing", "until_and_while_executing"])
+    def test_another_message_may_have_its_lock(self, bench: Bench, scope: str) -> None:
+        def body() -> str:
+            if len(bench.runs) == 1:
+                others.append(bench.send(task))
+            bench.die()
+            return "ran"
+
+        others: list[Sent] = []
+        task = bench.task(body, acks_late=True, retry_on_worker_lost=True, lock_scope=scope)
+        again = self.lost(bench, task, bench.send(task), runs=True)
+        assert is_queued(task, others[0])
+        assert bench.deliver(again) == "ran"
+        assert is_queued(task, others[0])

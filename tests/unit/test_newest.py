@@ -116,6 +116,19 @@ class TestSuperseded:
         assert bench.deliver(waiting.newest) == "REVOKED"
         assert bench.deliver(third) == "done"
 
+    def test_superseded_message_with_the_id_of_the_holder_stores_no_result(self, bench: Bench) -> None:
+        def body() -> str:
+            if len(bench.runs) == 1:
+                copy = waits(bench, again)
+                waits(bench, newest)
+                bench.deliver(copy)
+            return "of the holder"
+
+        task = bench.task(body, on_conflict="rerun")
+        first, again = (bench.send(task, task_id=bench.app.main) for _ in range(2))
+        newest = bench.send(task)
+        assert bench.deliver(first) == "of the holder"
+
 
 _sleeps = threading.Event()
 
@@ -330,6 +343,33 @@ class TestStopped:
         first, newest = bench.send(task, singleton_lock={"on_conflict": "rerun"}), bench.send(task)
         assert bench.deliver(first) == "done"
         assert bench.deliver(copies[0]) == "done"
+
+    def test_end_that_cannot_be_stored_at_first_does_not_change(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A soft time limit strikes meanwhile, or the result backend is briefly unavailable."""
+        stopped = Stopped(bench, sleep)
+        backend, mark = bench.app.backend, bench.app.backend.mark_as_failure
+
+        def fail_once(*_: Any, **__: Any) -> None:
+            monkeypatch.setattr(backend, "mark_as_failure", mark)
+            raise ConnectionError("the result backend")
+
+        monkeypatch.setattr(backend, "mark_as_failure", fail_once)
+        stopped.run()
+        if stopped.own is not None:  # It could be stored later only.
+            bench.later(11.0)
+            bench.deliver(stopped.own)
+        assert stopped.is_superseded
+        assert len(bench.runs) == 1
+
+    def test_success_counts_that_comes_nevertheless(self, bench: Bench) -> None:
+        def ends() -> str:
+            with suppress(Aborted):
+                sleep()
+            return "in time"
+
+        assert Stopped(bench, ends).run() == "in time"
 
 
 class TestOutsideOfTheOrder:

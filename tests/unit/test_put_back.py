@@ -13,10 +13,10 @@ from kombu import Exchange, Queue, binding
 from kombu.exceptions import EncodeError, OperationalError
 from kombu.transport.virtual import Channel
 
-from celery_singleton_lock import clock
+from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.testing import hold_lock
-from tests.bench import Bench, Sent
-from tests.inside import line, silence
+from tests.bench import Bench, Sent, raises
+from tests.inside import at_question, line, silence
 from tests.patience import sleepless
 
 #: Values that no part of a header has.
@@ -99,6 +99,17 @@ class TestDelay:
         assert delays[0] <= 1.0
         assert delays[6] > delays[0] * 4
         assert max(delays) <= 61.0
+
+    def test_message_does_not_grow_with_each_try(self, bench: Bench) -> None:
+        message, sizes = bench.send(bench.task()), list[int]()
+        for _ in range(40):
+            with at_question(bench.app, 1, raises(LockUnavailable("server", "silent")), "after"):
+                bench.deliver(message)
+            message = bench.put_back()
+            sizes.append(len(str(message.headers)))
+        assert sizes[-1] < sizes[19] + 20
+        assert bench.deliver(message) == "ran"
+        assert bench.runs == [message.id]
 
 
 @pytest.mark.parametrize(

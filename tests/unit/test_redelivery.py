@@ -291,3 +291,19 @@ def test_refusal_is_repeated(bench: Bench) -> None:
         assert bench.deliver(message) == "REVOKED"
     assert again(bench, message) == "REVOKED"
     assert bench.runs == []
+
+
+def test_attempt_that_retried_and_returned_keeps_its_own_end(bench: Bench) -> None:
+    def body() -> str:
+        if len(bench.runs) == 1:
+            with pytest.raises(Retry):
+                task.retry(countdown=0)
+        return f"run {len(bench.runs)}"
+
+    task = bench.task(body)
+    first = bench.send(task)
+    assert bench.deliver(first) == "run 1"
+    bench.forget(first)
+    assert bench.deliver(bench.put_back()) == "run 2"
+    assert again(bench, first) == "run 1"
+    assert len(bench.runs) == 2

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from celery import chain, chord, group, states
-from celery.exceptions import Ignore, Reject, TaskRevokedError
+from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
 from celery.result import EagerResult
 from kombu.exceptions import EncodeError, OperationalError
 
@@ -410,6 +410,43 @@ class TestEnds:
         with memory_locks():
             assert [bench.deliver(message) for message in messages] == [0, 1]
         assert caplog.text.count("Set the same singleton_lock_prefix where tasks are sent and where they run") == 1
+
+    def test_retry_that_was_sent_and_caught_keeps_it(self, bench: Bench) -> None:
+        def body() -> str:
+            if len(bench.runs) == 1:
+                with pytest.raises(Retry):
+                    task.retry(countdown=0)
+            return "ran"
+
+        task = queued(bench, body, ignore_result=True)
+        message = bench.send(task)
+        bench.deliver(message)
+        second = bench.put_back()
+        write_all()
+        assert not is_free(task)
+        bench.queued()
+        bench.later(20.0)
+        bench.deliver(message, redelivered=True)
+        assert not is_free(task), "a late copy leaves it to the next attempt"
+        bench.deliver(second)
+        gets_free(task)
+
+    def test_retry_keeps_it_whatever_its_attempt_before_has_returned(self, bench: Bench) -> None:
+        """The result backend has an end of the message by then."""
+        task = queued(bench, lambda: task.retry(countdown=0, throw=False) and "ran")
+        assert bench.deliver(bench.send(task)) == "ran"
+        assert not is_free(task)
+
+    def test_retry_with_the_arguments_of_another_message_is_sent_nevertheless(self, bench: Bench) -> None:
+        def body(number: int) -> Any:
+            return task.retry(args=(2,), countdown=0) if number == 1 else number
+
+        task = queued(bench, body, lock_key=None, on_duplicate="raise")
+        bench.send(task, 2)
+        bench.deliver(bench.send(task, 1))
+        assert bench.deliver(bench.put_back()) == 2
+        with pytest.raises(DuplicateTask):
+            task.delay(2)
 
 
 class TestOwnId:
