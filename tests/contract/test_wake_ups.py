@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -91,6 +91,17 @@ class TestLooks:
         assert process.look() == 0
         store.free(lease)
         assert process.look() == 1
+
+    @pytest.mark.parametrize("number", range(3))
+    def test_node_that_lacks_the_lock_calls_nobody(self, server: RedisServer, number: int) -> None:
+        """Each message that begins for nothing takes a slot, and is put back."""
+        with opened(server, 3) as redlock, ExitStack() as stack:
+            nodes = [stack.enter_context(server.client(database)) for database in range(3)]
+            lease, process = taken(redlock), Process(redlock, FIRST)
+            until(lambda: all(node.exists(inside.lock_key(KEY)) for node in nodes))
+            assert inside.end_hold(nodes[number], KEY, lease.owner)
+            assert process.look() == 0
+            redlock.mailbox.start_anew()
 
     def test_lock_is_left_to_the_one_that_has_waited_for_longer(self, store: Store) -> None:
         first, second = Process(store, FIRST), Process(store, SECOND)

@@ -259,6 +259,25 @@ class TestWakeUps:
         assert bench.runs == [line.first.id]
         assert woke == [line.task.lock_key_of()]
 
+    def test_follower_that_runs_in_the_place_of_a_leader_that_died(self, bench: Bench, woke: list[str]) -> None:
+        """The others are in line for the lock of the leader's run, which nobody takes and frees any more."""
+        waiting = Line(bench, followers=2, lock_scope="until_executing")
+
+        def dies() -> None:
+            waiting.look(0)
+            waiting.look(1)
+            raise SystemExit
+
+        waiting.body = dies
+        waiting.run_first()
+        waiting.body = lambda: "ran"
+        assert waiting.follow(0) == "ran"
+        woken_by_then = [*woke]
+        with line(bench.app) as waited_for:
+            assert waiting.follow(1) == "ran"
+        assert woken_by_then == waited_for
+        assert bench.runs == [waiting.first.id, *waiting.ids(0)]
+
 
 class TestLockByTime:
     """`until_expired`: the lock says nothing about its message."""
@@ -304,6 +323,23 @@ class TestRunsLikeAnyOther:
         line.body = body
         assert line.run_first() == "after all"
         assert line.follow() == "after all"
+        assert bench.runs == [line.first.id]
+
+    @pytest.mark.parametrize("unavailable", ["raise", "run"])
+    @pytest.mark.parametrize("conflict", ["skip", "raise"])
+    def test_follower_that_could_not_look_joins_the_leader_that_it_meets(
+        self, bench: Bench, unavailable: str, conflict: str
+    ) -> None:
+        """The lock server is silent when it looks, and answers when it asks for the lock of its run."""
+
+        def body() -> str:
+            with at_question(bench.app, 1, raises(LockUnavailable("server", "silent"))):
+                line.look()
+            return "of the leader"
+
+        line = Line(bench, on_unavailable=unavailable, on_conflict=conflict)
+        line.body = body
+        assert line.run_first() == line.follow() == "of the leader"
         assert bench.runs == [line.first.id]
 
     def test_follower_is_refused_if_its_leader_waits_for_its_parent(self, bench: Bench) -> None:
