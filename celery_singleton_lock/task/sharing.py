@@ -220,7 +220,7 @@ class Joining:
         holds = [holder.since for each in held if (holder := each.holder) and self.joined.has_begun_as(holder)]
         self.joined = self.joined._replace(since=max(holds, default=began_at))
         if began_at and not holds:
-            return self._look()  # It has died, or has ended just now.
+            return None  # It has died, or has ended just now: the next look finds that, as for a first attempt.
         return NotYet(key=self._key if held else None)
 
     def _began_at(self) -> float:
