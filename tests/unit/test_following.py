@@ -331,13 +331,13 @@ class TestRunsLikeAnyOther:
         self, bench: Bench, unavailable: str, conflict: str
     ) -> None:
         """The lock server is silent when it looks, and answers when it asks for the lock of its run."""
+        line = Line(bench, on_unavailable=unavailable, on_conflict=conflict)
 
         def body() -> str:
             with at_question(bench.app, 1, raises(LockUnavailable("server", "silent"))):
                 line.look()
             return "of the leader"
 
-        line = Line(bench, on_unavailable=unavailable, on_conflict=conflict)
         line.body = body
         assert line.run_first() == line.follow() == "of the leader"
         assert bench.runs == [line.first.id]
