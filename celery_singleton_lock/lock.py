@@ -108,14 +108,12 @@ class _Held:
 
     Attributes:
         lease: its lease.
-        changing: held while its ttl is changed.
     """
 
-    __slots__ = ("__weakref__", "_is_lost", "_on_lost", "changing", "lease")
+    __slots__ = ("__weakref__", "_is_lost", "_on_lost", "lease")
 
     def __init__(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
         self.lease = lease
-        self.changing = threading.Lock()
         # It belongs to the lock object, which has this hold: a cycle would keep both until the garbage is collected.
         self._on_lost = weakref.WeakMethod(on_lost)
         self._is_lost = False
@@ -308,7 +306,9 @@ class Lock:
             raise NotOwned(self.name, lease.reason or _GONE)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
-        """Let the lock outlive this process by `additional_time` more seconds, or (`replace_ttl`) by exactly that.
+        """Let the lock outlive this process by `additional_time` more seconds, or (`replace_ttl`) by that many.
+
+        A shorter time counts from the next renewals on: what the server has granted is not taken back.
 
         Raises:
             NotHeld, NotOwned, Unavailable: as `release`.
@@ -420,9 +420,7 @@ class Lock:
                 f"cannot {verb} lock {self.name!r} by {seconds!r} seconds; allowed: a number after which it lasts for "
                 f"{MIN_TIMEOUT:g} seconds or more (up to ten years); to end it, release it"
             )
-        with held.changing:
-            is_held = self._heartbeat.renew(held.lease, ttl)
-        if not is_held:
+        if not self._heartbeat.renew(held.lease, ttl):
             raise NotOwned(self.name, held.lease.reason or _GONE)
 
     @_as_redis_py_raises

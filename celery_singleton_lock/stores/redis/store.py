@@ -116,7 +116,7 @@ class RedisStore:
         step = min(timeout, self._servers.step)
         ttls = {hold: hold.ttl for hold in holds}  # A lease may get another one meanwhile.
         try:
-            sent_at, answers = self._renew(holds, [lock_commands.renew(batch) for batch in batches], step)
+            sent_at, answers = self._renew([lock_commands.renew(batch) for batch in batches], step)
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
         renewed: dict[Hold, bool] = {}
@@ -348,18 +348,14 @@ class RedisStore:
         for group in by_slot.values():
             yield from batches(group)
 
-    def _renew(self, holds: Sequence[Hold], renewals: Sequence[Call], step: float) -> tuple[float, list[Any]]:
+    def _renew(self, renewals: Sequence[Call], step: float) -> tuple[float, list[Any]]:
         """When it was sent, and the answers."""
         sent_at = clock.now()
         try:
             return sent_at, self._servers.run_each(renewals, step=step)
         except ConnectionError:
-            # The connection was broken, which says nothing about the server: a new one is opened for this. What was
-            # sent may still arrive, when a lease has another ttl.
+            # The connection was broken, which says nothing about the server: a new one is opened for this.
             sent_at = clock.now()
-            for hold in holds:
-                if isinstance(hold, Lease) and not hold.only_longer:
-                    hold.longest = min(hold.longest, hold.ttl)
             return sent_at, self._servers.run_each(renewals, step=step)
 
     def _patiently(
