@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from celery.utils.log import get_logger
 
@@ -88,8 +89,10 @@ class BackgroundJob:
             try:
                 pause = self._work()
             except (Exception, SystemExit):
-                # Also if user code calls `sys.exit`: without this thread, no more work would be done.
-                logger.exception("%s: unexpected error; going on", self._name)
+                # Also if user code calls `sys.exit`, or a filter of the log fails: without this thread, no more work
+                # would be done.
+                with suppress(Exception):
+                    logger.exception("%s: unexpected error; going on", self._name)
                 pause = RETRY_AFTER
             if pause is not None:
                 with self._mutex:

@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from mmap import mmap
 from tempfile import TemporaryFile
 from types import MethodType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from celery.utils.log import get_logger
 
@@ -34,6 +36,7 @@ from celery_singleton_lock.stores.store import Store
 
 logger = get_logger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Why a lease that the store no longer has was lost.
@@ -84,19 +87,20 @@ class _Watched:
     Attributes:
         lease: a weak reference, so that an execution that was torn down without cleaning up (by a time limit in its
             last line) is not renewed forever.
-        on_lost: see `weakly`.
+        on_lost, stop: as given to `Heartbeat.start`; see `weakly`.
         every: the most seconds between two renewals.
         due_at: when to renew it.
         lost_at: when to give it up; infinite until the watchdog has found that it is overdue.
-        tell_at: when to tell its holder again that it must stop.
+        stop_at: when to make its holder stop again.
     """
 
     lease: weakref.ref[Lease]
-    on_lost: Callable[[], object]
+    on_lost: Callable[[Lease], object]
+    stop: Callable[[], object] | None
     every: float
     due_at: float
     lost_at: float = math.inf
-    tell_at: float = 0.0
+    stop_at: float = 0.0
 
     def schedule(self, lease: Lease, after: float) -> None:
         """Set when to renew it next: after this share of its ttl, and not at once if there was no answer."""
@@ -138,14 +142,24 @@ class Heartbeat:
         #: Why the last renewal failed.
         self._error = SILENT
 
-    def start(self, lease: Lease, on_lost: Callable[[], object], *, every: float = math.inf) -> None:
-        """Renew `lease` from now on. Call `on_lost` when the lease is lost or must end for a newer task, and repeat the
-        call until it is stopped.
+    def start(
+        self,
+        lease: Lease,
+        on_lost: Callable[[Lease], object],
+        *,
+        stop: Callable[[], object] | None = None,
+        every: float = math.inf,
+    ) -> None:
+        """Renew `lease` from now on.
+
+        Bound methods do not keep their objects alive; any other callable must not refer to the lease, which would then
+        be renewed until it is stopped.
 
         Args:
             lease: kept only as a weak reference.
-            on_lost: runs in the watchdog's thread, so it must be quick. A bound method does not keep its object alive;
-                any other callable must not refer to the lease, which would then be renewed until it is stopped.
+            on_lost: called once when the lease is lost, in a thread of its own.
+            stop: makes the holder stop: called when the lease is lost or must end for a newer task, and again until it
+                is stopped. Runs in the watchdog's thread, so it must be quick, and must not log.
             every: the most seconds between two renewals; a third of the ttl at most.
 
         Raises:
@@ -155,7 +169,7 @@ class Heartbeat:
         all_watched, owner = self.watched, lease.owner
         due_at = lease.acquired_at + min(lease.ttl * trust.RENEW_AFTER, every)
         weak = weakref.ref(lease, lambda _: all_watched.pop(owner, None))
-        all_watched[owner] = _Watched(weak, weakly(on_lost), every, due_at)
+        all_watched[owner] = _Watched(weak, weakly(on_lost), stop and weakly(stop), every, due_at)
         if not (self._watchdog.schedule(_soon(lease.give_up_at)) and self._renewer.schedule(_soon(due_at))):
             self.stop(lease)
             raise RuntimeError("no thread can be started to renew the lease")
@@ -258,17 +272,27 @@ class Heartbeat:
                     lease.lose(f"it could not be renewed in time: {self._error}")
                 look_at = min(look_at, lease.give_up_at if watched.lost_at == math.inf else watched.lost_at)
             if lease.reason is not None or lease.superseded_by is not None:
-                if now >= watched.tell_at and self.watched.get(owner) is watched:
-                    watched.tell_at = now + min(trust.MAX_STRIKE_INTERVAL, lease.ttl * trust.STRIKE_SHARE)
-                    self._tell(watched)
-                look_at = min(look_at, watched.tell_at)
+                if now >= watched.stop_at and self.watched.get(owner) is watched:
+                    watched.stop_at = now + min(trust.MAX_STRIKE_INTERVAL, lease.ttl * trust.STRIKE_SHARE)
+                    self._tell(watched, lease)
+                look_at = min(look_at, watched.stop_at)
         return look_at - clock.now() if self.watched else None
 
-    def _tell(self, watched: _Watched) -> None:
+    def _tell(self, watched: _Watched, lease: Lease) -> None:
         try:
-            watched.on_lost()
-        except Exception:
-            logger.exception("heartbeat: could not ask a task to stop")
+            if watched.stop is not None:
+                watched.stop()
+            if lease.reason is not None and not lease.is_told:
+                _in_a_thread(watched.on_lost, lease)
+                lease.is_told = True
+        except Exception as error:  # noqa: BLE001 - whatever it is, other leases need this thread
+            with suppress(RuntimeError):
+                _in_a_thread(logger.error, "heartbeat: could not stop %s: %r", lease.key, error)
+
+
+def _in_a_thread(call: Callable[..., object], *given: object) -> None:
+    """Call it in a thread of its own: it may take long, or hang, as a log may."""
+    threading.Thread(target=call, args=given, name="singleton-lock-lost", daemon=True).start()
 
 
 def _soon(at: float) -> float:
@@ -278,11 +302,11 @@ def _soon(at: float) -> float:
     return min(at, clock.now() + MAX_SLEEP)
 
 
-def weakly(call: Callable[[], T]) -> Callable[[], T | None]:
+def weakly(call: Callable[P, T]) -> Callable[P, T | None]:
     """The same call; a bound method does not keep its object alive, and the call returns None once that is gone."""
     # Not `weakref.WeakMethod`, which takes half a kilobyte: there may be many.
     return partial(_call, weakref.ref(call.__self__), call.__func__) if isinstance(call, MethodType) else call
 
 
-def _call(subject: weakref.ref[Any], method: Callable[[Any], T]) -> T | None:
-    return None if (alive := subject()) is None else method(alive)
+def _call(subject: weakref.ref[Any], method: Callable[..., T], *given: Any) -> T | None:
+    return None if (alive := subject()) is None else method(alive, *given)

@@ -69,13 +69,14 @@ class Lease(Hold):
         fence: a number that is higher for every later holder of the same key. Let the system to which you write refuse
             a lower number than it has seen, and a stale holder cannot do harm. 0 if no lock is held.
         reason: why the lease was lost; None if it is not lost.
+        is_told: whether its holder was told that it is lost.
     """
 
     # Written by the thread that renews the lease (`extend`, `lose`), read by the thread that runs under it; each
     # attribute is replaced as a whole, so neither needs a mutex. For the renewal:
     # - trusted_until: on `clock.now()`; after it somebody else may hold the lock.
     # - ask: asks the store whether a lease is still held, and extends or loses it; set by the heartbeat.
-    __slots__ = ("acquired_at", "ask", "fence", "pid", "reason", "renewals", "trusted_until")
+    __slots__ = ("acquired_at", "ask", "fence", "is_told", "pid", "reason", "renewals", "trusted_until")
 
     def __init__(self, key: str, owner: str, *, ttl: float, fence: int, sent_at: float, limit: int = 1) -> None:
         # As in `Hold`, without calling it: each task makes a lease, and a call takes longer than these lines.
@@ -85,6 +86,7 @@ class Lease(Hold):
         self.pid = os.getpid()
         self.superseded_by: str | None = None
         self.reason: str | None = None
+        self.is_told = False
         self.ask: Callable[[Lease], None] | None = None
         self.acquired_at, self.renewals = sent_at, 0
         self.trusted_until = trust.end_of(sent_at, ttl)

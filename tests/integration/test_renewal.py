@@ -127,9 +127,8 @@ def test_each_of_many_holders_is_told_once_and_in_time() -> None:
     told: list[tuple[str, float]] = []
 
     def note(lock: Lock) -> None:
-        held = lock.local.held
-        assert held is not None
-        told.append((lock.name, held.lease.remaining))
+        assert lock.local.lease is not None
+        told.append((lock.name, lock.local.lease.remaining))
 
     with Nodes() as nodes:
         clients = [Redis(port=port) for port in nodes.ports]
@@ -219,12 +218,27 @@ def test_process_that_slept_asks_whether_its_lock_is_still_held(
         own_redis.resume()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_error_of_one_holder_harms_no_other(own_redis: RedisServer, client: Redis) -> None:
+def test_lock_that_is_still_there_after_a_sleep_is_not_given_up(
+    own_redis: RedisServer, client: Redis, sleep_for: Callable[[float], None]
+) -> None:
     told = threading.Event()
+    lock = Lock(client, NAME, timeout=600, on_lost=lambda _: told.set())
+    assert lock.acquire()
+    sleep_for(700.0)
+    until(lambda: not lock.lost, "it is renewed")
+    assert not told.is_set()
+    lock.release()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("hangs", [False, True])
+def test_error_of_one_holder_harms_no_other(own_redis: RedisServer, client: Redis, hangs: bool) -> None:
+    told, goes_on = threading.Event(), threading.Event()
 
     def fail(lock: Lock) -> None:
         told.set()
+        if hangs:
+            goes_on.wait(LIMIT)
         raise RuntimeError("told wrong")
 
     bad = Lock(client, f"{NAME} 2", timeout=RENEWED, on_lost=fail)
@@ -234,6 +248,7 @@ def test_error_of_one_holder_harms_no_other(own_redis: RedisServer, client: Redi
     assert told.wait(LIMIT)
     good.outlives(RENEWED + 1.0)
     assert good.left == []
+    goes_on.set()
 
 
 def in_child(body: Callable[[], bool]) -> int:

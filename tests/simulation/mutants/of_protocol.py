@@ -73,8 +73,8 @@ MUTANTS = (
     ),
     _heartbeat(
         "a holder is told that its lease is lost",
-        old="            watched.on_lost()\n",
-        new="            pass\n",
+        old="                watched.stop()\n",
+        new="                pass\n",
     ),
     _heartbeat(
         "a new ttl counts once it was answered",
