@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from celery_singleton_lock.cli import diagnose, explain, free, journal, listing, rehearse, show, web
+from celery_singleton_lock.cli import doctor, explain, free, journal, listing, rehearse, show, web
 
 __all__ = ["locks"]
 
@@ -26,9 +26,8 @@ for each in (
     journal.stats,
     journal.exporter,
     journal.timeline,
-    diagnose.audit,
     explain.explain,
-    diagnose.doctor,
+    doctor.doctor,
     rehearse.rehearsal,
     web.web,
 ):

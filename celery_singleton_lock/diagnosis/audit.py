@@ -1,5 +1,6 @@
 """Rules for the settings of an app, for its tasks as a whole, and for its schedule; and what they find in an app, with
-the rules for each task: for `celery locks audit`, and for a worker that starts. This connects to nothing.
+the rules for each task: for `celery locks doctor`, for Django's checks, and for a worker that starts. This connects to
+nothing.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -18,11 +18,11 @@ from celery_singleton_lock import cleaned
 from celery_singleton_lock._celery import consumed_queues, named_schedulers
 from celery_singleton_lock.backend import Kind
 from celery_singleton_lock.diagnosis.finding import Finding, judged, merged, some, worst_first
-from celery_singleton_lock.diagnosis.tasks import exclusive_tasks, lock_key_in_words, of_task
+from celery_singleton_lock.diagnosis.tasks import exclusive_tasks, of_task
 from celery_singleton_lock.options.app import BeatSettings, Settings, set_names
 from celery_singleton_lock.options.delivery import is_rabbitmq, visibility_timeout
-from celery_singleton_lock.options.rules import SETTINGS, TASK_OPTIONS, WHILE_EXECUTING
-from celery_singleton_lock.options.task import Options, options_for, raw_attribute
+from celery_singleton_lock.options.rules import SETTINGS, TASK_OPTIONS
+from celery_singleton_lock.options.task import options_for, raw_attribute
 from celery_singleton_lock.options.words import misspelled_setting
 from celery_singleton_lock.task.singleton_task import SingletonTask
 
@@ -34,39 +34,6 @@ UNSAFE_PYTHON = (3, 14)
 IN_MEMORY = "singleton_lock_backend"
 
 
-@dataclass(frozen=True, slots=True)
-class Audited:
-    """An exclusive task, what it locks and how in words, and the findings, worst first."""
-
-    task: str
-    lock: str
-    findings: Sequence[Finding]
-
-    @property
-    def verdict(self) -> str:
-        """The severity of the worst finding; "ok" if there is none."""
-        return self.findings[0].severity if self.findings else "ok"
-
-
-def audit_tasks(app: Any, settings: Settings) -> list[Audited]:
-    """Each exclusive task of an app whose task modules have been imported, with the findings about it."""
-    return [
-        Audited(task.name, _lock(task, options), worst_first(of_task(task, options)))
-        for task, options in _exclusive(app, settings)
-    ]
-
-
-def task_warnings(app: Any, settings: Settings) -> list[Finding]:
-    """The findings about the tasks; one that applies to several tasks comes once."""
-    return merged(finding for each in _exclusive(app, settings) for finding in of_task(*each))
-
-
-def warnings_at_start(app: Any, settings: Settings) -> list[Finding]:
-    """The findings that a worker logs when it starts."""
-    wide = (it for it in of_app(app, settings) if it.subject != IN_MEMORY)
-    return [*worst_first(wide), *task_warnings(app, settings)]
-
-
 def pool_name(pool: Any) -> str:
     """The name of a pool for `celery worker -P`, from its class or from the value of the setting `worker_pool`."""
     text = pool if isinstance(pool, str) else str(pool.__module__)
@@ -74,38 +41,23 @@ def pool_name(pool: Any) -> str:
     return {"thread": "threads", "processes": "prefork"}.get(name, name)
 
 
-def _exclusive(app: Any, settings: Settings) -> list[tuple[Any, Options]]:
-    return [(task, options_for(task, settings)) for task in exclusive_tasks(app)]
-
-
-def _lock(task: Any, options: Options) -> str:
-    parts = [
-        f"lock_name {task.lock_name}" if task.lock_name else "",
-        f"key: {lock_key_in_words(task)}",
-        f"lock_scope {options.scope}" if options.scope != WHILE_EXECUTING else "",
-        f"ttl {options.ttl:g} s",
-        f"waits {options.wait:g} s" if options.wait else "",
-        f"on_conflict {getattr(options.on_conflict, '__qualname__', options.on_conflict)}",
-        f"limit {options.limit}" if options.limit > 1 else "",
-    ]
-    return ", ".join(filter(None, parts))
-
-
-def of_app(app: Any, settings: Settings, *, beats: int | None = None) -> Iterator[Finding]:
-    """Findings about an app whose task modules have been imported.
+def of_app(app: Any, settings: Settings, *, beats: int | None = None) -> list[Finding]:
+    """Findings about an app and its exclusive tasks, worst first; one that applies to several tasks comes once.
 
     Args:
-        app: the app.
+        app: the app; its task modules have been imported.
         settings: its settings.
         beats: how many send its schedule; None if no server was asked.
     """
-    return chain(
+    found = chain(
         _of_settings(app, settings),
         _of_queues(app),
         _without_the_base(app),
         _of_shared_names(app, settings),
         _of_beat(app, beats),
+        merged(it for task in exclusive_tasks(app) for it in of_task(task, options_for(task, settings))),
     )
+    return worst_first(found)
 
 
 def _of_settings(app: Any, settings: Settings) -> Iterator[Finding]:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.diagnosis import peers
-from celery_singleton_lock.diagnosis.audit import of_app, task_warnings
+from celery_singleton_lock.diagnosis.audit import of_app
 from celery_singleton_lock.diagnosis.finding import Finding, judged, worst_first
 from celery_singleton_lock.diagnosis.held import HeldLock, in_order
-from celery_singleton_lock.diagnosis.servers import in_words, of_keys, of_sentinels, of_servers, unusable
+from celery_singleton_lock.diagnosis.servers import in_words, of_locks, of_sentinels, of_servers, unusable
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
@@ -25,7 +24,7 @@ from celery_singleton_lock.options.app import BeatSettings, Settings
 from celery_singleton_lock.options.delivery import is_rabbitmq
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
-from celery_singleton_lock.stores.redis.probe import MAX_KEYS, NO_ANSWER, Servers
+from celery_singleton_lock.stores.redis.probe import NO_ANSWER, Servers
 from celery_singleton_lock.stores.redis.server import words_of
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task.putback import Publisher
@@ -34,12 +33,11 @@ from celery_singleton_lock.task.putback import Publisher
 _LACKS_RIGHTS = "NoPermissionError", "needs the right", "can't run this command", "ACL failure"
 
 
-@dataclass(slots=True)
-class Diagnosis:
+class Diagnosis(NamedTuple):
     """Everything that was checked, in words, and the findings, worst first."""
 
-    seen: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    seen: list[str]
+    findings: list[Finding]
 
 
 def diagnose(app: Any, *, timeout: float) -> Diagnosis:
@@ -52,17 +50,15 @@ def diagnose(app: Any, *, timeout: float) -> Diagnosis:
     Raises:
         InvalidOption: a setting is wrong.
     """
-    runtime, found = Runtime.of(app), Diagnosis()
+    runtime, found = Runtime.of(app), Diagnosis([], [])
     beats = None
     if _look_at_servers(found, runtime):
-        found.findings += _tried_out(runtime.store, runtime.settings)
-        beats = _look_at_beat(found, app, runtime)
-    found.findings += of_app(app, runtime.settings, beats=beats)
-    found.findings += task_warnings(app, runtime.settings)
-    found.findings += _rights_on_rabbitmq(app)
+        found.findings.extend(_tried_out(runtime.store, runtime.settings))
+        beats = _look_at_locks(found, app, runtime)
+    found.findings.extend(of_app(app, runtime.settings, beats=beats))
+    found.findings.extend(_rights_on_rabbitmq(app))
     _ask_workers(found, app, timeout)
-    found.findings = worst_first(found.findings)
-    return found
+    return found._replace(findings=worst_first(found.findings))
 
 
 def _look_at_servers(found: Diagnosis, runtime: Runtime) -> bool:
@@ -74,27 +70,11 @@ def _look_at_servers(found: Diagnosis, runtime: Runtime) -> bool:
         found.findings.append(unusable(settings.backend.masked, words_of(error)))
         return False
     probes = servers.probes()
-    found.seen += map(in_words, probes)
-    found.findings += of_servers(probes, settings)
-    found.findings += of_sentinels(servers.sentinels())
-    answering = [probe.name for probe in probes if probe.error is None]
-    for name in answering:
-        _look_at_keys(found, servers, name, runtime)
+    found.seen.extend(map(in_words, probes))
+    found.findings.extend(of_servers(probes, settings))
+    found.findings.extend(of_sentinels(servers.sentinels()))
     servers.close()
-    return bool(answering)
-
-
-def _look_at_keys(found: Diagnosis, servers: Servers, name: str, runtime: Runtime) -> None:
-    keys = []
-    try:
-        keys = list(servers.keys(name))
-        found.findings += of_keys(name, keys, runtime.store)
-    except (*NO_ANSWER, LockUnavailable) as error:
-        found.findings.append(unusable(name, words_of(error)))
-    found.seen.append(f"{name}: {len(keys)} keys with the prefix {runtime.settings.prefix} were checked")
-    text = f"it has more than {MAX_KEYS:,} keys under the prefix; only these were checked"
-    remedy = "a shorter singleton_lock_done_ttl keeps fewer"
-    found.findings += judged(name, (len(keys) == MAX_KEYS, "note", text, remedy))
+    return any(probe.error is None for probe in probes)
 
 
 def _tried_out(store: Store, settings: Settings) -> list[Finding]:
@@ -127,16 +107,18 @@ def _tried_out(store: Store, settings: Settings) -> list[Finding]:
     )
 
 
-def _look_at_beat(found: Diagnosis, app: Any, runtime: Runtime) -> int | None:
-    """How many beats send the schedule; None if unknown."""
-    name, prefix, store = BeatSettings.from_app(app).name, runtime.settings.prefix, runtime.store
-    shown = shown_name(name_of_beat(name))
+def _look_at_locks(found: Diagnosis, app: Any, runtime: Runtime) -> int | None:
+    """Check what is held; how many beats send the schedule, None if unknown."""
+    name, settings = BeatSettings.from_app(app).name, runtime.settings
     try:
-        beats = [it for it in in_order(HeldLock.of(*item) for item in store.all_held(prefix)) if it.name == shown]
+        locks = in_order(HeldLock.of(*item) for item in runtime.store.all_held(settings.prefix))
     except LockUnavailable as error:
-        found.findings.append(unusable(runtime.settings.backend.masked, words_of(error)))
+        found.findings.append(unusable(settings.backend.masked, words_of(error)))
         return None
-    found.seen += [f"beat: {it.holder.place} sends the schedule {name}" for it in beats]
+    beats = [lock for lock in locks if lock.name == shown_name(name_of_beat(name))]
+    found.seen.append(f"{len(locks)} locks are held under the prefix {settings.prefix}")
+    found.seen.extend(f"beat: {it.holder.place} sends the schedule {name}" for it in beats)
+    found.findings.extend(of_locks(locks))
     return len(beats)
 
 
@@ -166,7 +148,7 @@ def _ask_workers(found: Diagnosis, app: Any, timeout: float) -> None:
         found.findings.append(Finding("warning", "broker", text, "check that the broker can be reached from here"))
         return
     nobody, remedy = f"no worker answered within {timeout:g} s", "start one, or ask again with a longer --timeout"
-    found.findings += judged("workers", (not answering, "note", nobody, remedy))
-    found.seen += [f"worker {peer.node}: {len(peer.exclusive)} exclusive tasks" for peer in answering]
+    found.findings.extend(judged("workers", (not answering, "note", nobody, remedy)))
+    found.seen.extend([f"worker {peer.node}: {len(peer.exclusive)} exclusive tasks" for peer in answering])
     exclusive, own = frozenset(task.name for task in exclusive_tasks(app)), peers.lock_setup(app)
-    found.findings += [finding for peer in answering for finding in peers.of_peer(peer, exclusive, own)]
+    found.findings.extend([finding for peer in answering for finding in peers.of_peer(peer, exclusive, own)])

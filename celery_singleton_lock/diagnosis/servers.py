@@ -1,4 +1,4 @@
-"""Rules for the lock servers: each server and its keys, the nodes of a Redlock together, and the Sentinels."""
+"""Rules for the lock servers: each server, the nodes of a Redlock together, and the Sentinels; and for what is held."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from celery_singleton_lock import process_identity
 from celery_singleton_lock.backend import Kind
-from celery_singleton_lock.diagnosis.finding import Finding, Rule, judged
-from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.diagnosis.finding import Finding, Rule, judged, merged
+from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.options.app import Settings
-from celery_singleton_lock.stores.store import Store
 
 if TYPE_CHECKING:  # A starting worker needs no client before its first lock.
-    from celery_singleton_lock.stores.redis.probe import Key, Probe, SentinelProbe
+    from celery_singleton_lock.stores.redis.probe import Probe, SentinelProbe
 
 #: The oldest server version on which the locks work.
 MIN_VERSION = (6, 2)
@@ -24,9 +22,6 @@ SLOTS = 16_384
 
 #: Seconds by which clocks may differ without a finding.
 MAX_DRIFT = 1.0
-
-#: How many keys of one kind are named individually.
-MAX_NAMED = 5
 
 #: The share of a server's memory that may be used without a finding.
 MAX_USED = 0.9
@@ -205,56 +200,30 @@ def _of_sentinel(it: SentinelProbe) -> list[Finding]:
     )
 
 
-def of_keys(server: str, found: Iterable[Key], store: Store) -> Iterator[Finding]:
-    """Findings about a server's keys, a few of each kind; the store can be asked whether it still has them."""
-    by_kind: defaultdict[str, list[Finding]] = defaultdict(list)
-    for key in found:
-        for finding in _of_key(server, key, store):
-            by_kind[finding.text].append(finding)
-    for findings in by_kind.values():
-        yield from findings[:MAX_NAMED]
-        if (more := len(findings) - MAX_NAMED) > 0:
-            first = findings[0]
-            yield Finding(first.severity, server, f"and {more} more keys like {first.subject}", "as for those")
+def of_locks(locks: Iterable[HeldLock]) -> list[Finding]:
+    """Findings about locks that are held."""
+    return merged(finding for lock in locks for finding in _of_lock(lock))
 
 
-def _of_key(server: str, key: Key, store: Store) -> list[Finding]:
-    holder = (key.held.holder if key.held else None) or Holder()
-    delete, endless = f"delete it: DEL '{key.name}'", key.remaining is None and key.foreign_type is None
+def _of_lock(lock: HeldLock) -> list[Finding]:
     return judged(
-        key.name,
+        lock.key,
         (
-            key.foreign_type is not None,
+            lock.held.holder is None,
+            "warning",
+            "it has a value that this package did not write: until that is deleted, nobody can take the lock",
+            "find out who wrote it, or delete it in Redis: DEL '<key>:run'",
+        ),
+        (
+            lock.is_left_behind,
+            "warning",
+            "its holder is gone, a process of this host",
+            "wait for its end, start its worker again, which frees it, or run celery locks release",
+        ),
+        (
+            lock.expires_in is None,
             "problem",
-            f"on {server}, there is a {key.foreign_type} in place of a lock: nobody can take that lock",
-            delete,
-        ),
-        (
-            key.held is not None and key.held.holder is None,
-            "warning",
-            f"on {server}, it has a value that this package did not write: until that is deleted, nobody "
-            "can take the lock",
-            f"find out who wrote it, or {delete}",
-        ),
-        (
-            key.remaining is not None and _is_of_the_dead(key, store),
-            "warning",
-            f"on {server}, its holder is gone, a process of this host",
-            f"wait {key.remaining or 0:.0f} s for its end, or start {holder.node} again, which frees it",
-        ),
-        (
-            endless,
-            "problem" if "}:" in key.name else "note",
-            f"on {server}, it has no time to live, though everything that this package writes has one: it stays "
-            "forever",
-            f"if no task holds it, {delete}" if "}:" in key.name else "give the program that wrote it another prefix",
+            "it has no time to live, though everything that this package writes has one: it stays forever",
+            "if no task holds it, delete it in Redis: DEL '<key>:run'",
         ),
     )
-
-
-def _is_of_the_dead(it: Key, store: Store) -> bool:
-    """Whether the holder's process has ended without freeing the lock."""
-    if it.held is None or it.held.holder is None or not process_identity.is_dead(it.held.holder.process):
-        return False
-    key = it.name.removesuffix(":run")
-    return any(still.owner == it.held.owner for still in store.held(key))

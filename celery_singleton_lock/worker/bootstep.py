@@ -158,8 +158,9 @@ class LockStep(bootsteps.StartStopStep):
             settings.defaults["ttl"],
             settings.defaults["on_conflict"],
         )
-        for finding in audit.warnings_at_start(parent.app, settings):
-            logger.warning("singleton lock: %s", finding)
+        for finding in audit.of_app(parent.app, settings):
+            if finding.subject != audit.IN_MEMORY:
+                logger.warning("singleton lock: %s", finding)
 
     def start(self, parent: Any) -> None:
         """Free the locks that an earlier life left behind; the start does not wait for that."""

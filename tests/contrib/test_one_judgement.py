@@ -1,4 +1,4 @@
-"""The audit, the doctor, a starting worker and Django's checks look at one app: none contradicts another."""
+"""The doctor, offline and online, a starting worker and Django's checks look at one app: none contradicts another."""
 
 from __future__ import annotations
 
@@ -59,18 +59,8 @@ def command(app: Celery, *words: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in shown.stdout.splitlines()]
 
 
-def said_by_the_audit(app: Celery) -> Said:
-    lines = command(app, "audit")
-    said = {f"{line['subject']}: {line['text']}": line["severity"] for line in lines if "subject" in line}
-    of_tasks = {line["task"]: line["findings"] for line in lines if "findings" in line}
-    same = of_tasks["bill"]
-    assert [{**it, "subject": "bill"} for it in of_tasks["refund"]] == same
-    # Elsewhere a finding about several tasks is reported once.
-    return said | {f"bill, refund: {it['text']}": it["severity"] for it in same if it["severity"] != "note"}
-
-
-def said_by_the_doctor(app: Celery) -> Said:
-    found = command(app, "doctor", "--timeout", "0.1")
+def said_by_the_doctor(app: Celery, *options: str) -> Said:
+    found = command(app, "doctor", *options)
     about_servers = ("127.0.0.1", "workers")
     return {
         f"{it['subject']}: {it['text']}": it["severity"] for it in found if not it["subject"].startswith(about_servers)
@@ -95,12 +85,12 @@ def test_all_four_judgements_agree(
     monkeypatch.setattr(checks, "autodiscover_modules", lambda name: None)  # There is no project.
     conf, expected = CASES[case]
     app = make_app(own_redis, **conf)
-    audit = said_by_the_audit(app)
-    assert sorted(audit.values()) == sorted(expected.values())
+    said = said_by_the_doctor(app, "--offline")
+    assert sorted(said.values()) == sorted(expected.values())
     for beginning, severity in expected.items():
-        assert [bad for text, bad in audit.items() if text.startswith(beginning)] == [severity]
+        assert [bad for text, bad in said.items() if text.startswith(beginning)] == [severity]
 
-    assert said_by_the_doctor(app) == audit
+    assert said_by_the_doctor(app, "--timeout", "0.1") == said
     at_start = said_by_a_worker(app, caplog)
-    assert {text.rpartition("; ")[0] for text in at_start} == {text for text, bad in audit.items() if bad != "note"}
-    assert {message.msg for message in checks.of_production(app)} == audit.keys()
+    assert {text.rpartition("; ")[0] for text in at_start} == {text for text, bad in said.items() if bad != "note"}
+    assert {message.msg for message in checks.of_production(app)} == said.keys()

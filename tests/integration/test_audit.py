@@ -1,4 +1,4 @@
-"""The audit, as an operator runs it and as a worker logs it at its start."""
+"""The doctor offline, as an operator runs it and what a worker logs at its start."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tests.integration.test_cli import of_shop
 
 
 def test_exit_status_is_that_of_a_linter(shop: Shop) -> None:
-    assert of_shop(shop, "audit").returncode == 0, "warnings only"
-    assert of_shop(shop, "audit", "--strict").returncode == 1
-    failed = of_shop(shop, "audit", singleton_lock_done_ttl=0)
+    assert of_shop(shop, "doctor", "--offline").returncode == 0, "warnings only"
+    assert of_shop(shop, "doctor", "--offline", "--strict").returncode == 1
+    failed = of_shop(shop, "doctor", "--offline", singleton_lock_done_ttl=0)
     assert failed.returncode == 1
     assert "problem  singleton_lock_done_ttl: " in failed.stdout
     assert "problems: 1, warnings: 1, notes: " in failed.stdout
-    wrong = of_shop(shop, "audit", singleton_lock_ttl=0)
+    wrong = of_shop(shop, "doctor", "--offline", singleton_lock_ttl=0)
     assert wrong.returncode == 1
     assert "allowed: a number of seconds from 1 to 86400" in wrong.stderr
     assert "Traceback" not in wrong.stderr

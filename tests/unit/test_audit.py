@@ -1,4 +1,4 @@
-"""The audit finds options that do not do what they seem to, and is silent where nothing is wrong."""
+"""The doctor finds options that do not do what they seem to, and is silent where nothing is wrong."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ from kombu.common import Broadcast
 from celery_singleton_lock import InvalidOption, LockConflict, LockUnavailable, SingletonTask
 from celery_singleton_lock.cli import locks
 from celery_singleton_lock.diagnosis import audit
-from celery_singleton_lock.diagnosis.audit import (
-    audit_tasks,
-    of_app,
-    pool_name,
-    warnings_at_start,
-)
+from celery_singleton_lock.diagnosis.audit import of_app, pool_name
 from celery_singleton_lock.diagnosis.finding import Finding, worst_first
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.trust import GIVE_UP_BEFORE, RENEW_AFTER, STEP_SHARE
@@ -52,25 +47,22 @@ def with_task(options: dict[str, Any], conf: dict[str, Any] | None = None) -> Ce
 
 
 def of_task(options: dict[str, Any], conf: dict[str, Any] | None = None) -> list[Finding]:
-    app = with_task(options, conf)
-    (audited,) = audit_tasks(app, Settings.from_app(app))
-    return list(audited.findings)
+    return [finding for finding in found_in(with_task(options, conf)) if finding.subject == "bill"]
 
 
 def found_in(app: Celery) -> list[Finding]:
-    return worst_first(of_app(app, Settings.from_app(app)))
+    return of_app(app, Settings.from_app(app))
 
 
 @pytest.mark.parametrize("broker", ["redis://localhost", "amqp://localhost", "sentinel://a;sentinel://b", "sqs://"])
 def test_defaults_give_no_finding(broker: str) -> None:
     app = with_task({}, {"broker_url": broker, "singleton_lock_backend": "redis://localhost"})
-    assert warnings_at_start(app, Settings.from_app(app)) == []
+    assert found_in(app) == []
 
 
 def test_plain_task_gives_no_finding() -> None:
     app = make_app()
     app.task(shared=False, name="plain", reject_on_worker_lost=True)(bill)
-    assert audit_tasks(app, Settings.from_app(app)) == []
     assert found_in(app) == []
 
 
@@ -82,7 +74,6 @@ def test_plain_task_with_options_of_an_exclusive_one_gets_a_finding() -> None:
         "plain: it has lock_key, lock_ttl, but it is a plain task, which takes no lock; set base=SingletonTask"
     )
     assert finding.severity == "warning"
-    assert finding in warnings_at_start(app, Settings.from_app(app))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +102,6 @@ def test_plain_task_with_options_of_an_exclusive_one_gets_a_finding() -> None:
 def test_finding_about_a_task(options: dict[str, Any], conf: dict[str, Any], severity: str, words: str) -> None:
     (finding,) = [finding for finding in of_task(options, conf) if words in finding.text]
     assert finding.severity == severity
-    assert finding.subject == "bill"
     assert finding.remedy
 
 
@@ -132,14 +122,14 @@ def test_finding_about_a_task(options: dict[str, Any], conf: dict[str, Any], sev
 )
 def test_sound_options_give_no_warning(options: dict[str, Any], conf: dict[str, Any]) -> None:
     app = with_task(options, conf)
-    assert warnings_at_start(app, Settings.from_app(app)) == []
+    assert found_in(app) == []
 
 
 def test_finding_about_many_tasks_is_reported_once() -> None:
     app = make_app(singleton_lock_on_conflict="reject")
     for number in range(7):
         app.task(shared=False, base=SingletonTask, name=f"bill{number}")(bill)
-    (only,) = warnings_at_start(app, Settings.from_app(app))
+    (only,) = found_in(app)
     assert only.subject == "bill0, bill1, bill2 and 4 more"
 
 
@@ -301,13 +291,6 @@ def test_worst_comes_first() -> None:
     assert [finding.subject for finding in worst_first(found)] == ["b", "c", "a"]
 
 
-def test_verdict_is_the_worst_severity() -> None:
-    for options, verdict in (({}, "ok"), ({"on_conflict": "reject"}, "warning"), ({"Request": Request}, "problem")):
-        app = with_task(options)
-        (audited,) = audit_tasks(app, Settings.from_app(app))
-        assert audited.verdict == verdict
-
-
 @pytest.mark.parametrize(("broker", "found"), [("redis://localhost", 1), ("amqp://localhost", 0)])
 def test_broadcast_queue_is_reported_where_a_copy_cannot_go_back_to_one_worker(broker: str, found: int) -> None:
     app = with_task({}, {**RABBITMQ, "broker_url": broker, "task_queues": [Broadcast("all"), Queue("usual")]})
@@ -316,10 +299,10 @@ def test_broadcast_queue_is_reported_where_a_copy_cannot_go_back_to_one_worker(b
 
 
 class TestWhatKeepsWorkersFromStarting:
-    """The audit used to call it ok."""
+    """The doctor finds it, too."""
 
     def _run(self, app: Celery) -> Result:
-        return CliRunner().invoke(locks, ["audit"], obj=CLIContext(app=app, no_color=True, workdir=None))
+        return CliRunner().invoke(locks, ["doctor", "--offline"], obj=CLIContext(app=app, no_color=True, workdir=None))
 
     @pytest.mark.parametrize(
         "conf",
@@ -338,7 +321,7 @@ class TestWhatKeepsWorkersFromStarting:
         assert (shown.exit_code, type(shown.exception)) == (1, SystemExit)
         assert "\noption lock_ttl of task bill is -1" in shown.output
 
-    def test_locks_in_memory_are_audited(self) -> None:
+    def test_locks_in_memory_are_reported(self) -> None:
         shown = self._run(with_task({}, {"singleton_lock_backend": "memory://"}))
         assert shown.exit_code == 0
         assert "warning  singleton_lock_backend: the locks are in memory" in shown.output

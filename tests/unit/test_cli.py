@@ -197,19 +197,23 @@ def test_missing_app_is_reported_first() -> None:
     assert result.output.startswith("Error: no app was named: name it, as in celery -A shop locks …\nsetting ")
 
 
-def test_audit_without_exclusive_tasks_fails() -> None:
+def test_doctor_without_exclusive_tasks_fails() -> None:
     app = Celery(set_as_current=False, broker="memory://", singleton_lock_backend="memory://")
-    result = CliRunner().invoke(cli.locks, ["audit"], obj=CLIContext(app=app, no_color=True, workdir=None))
+    result = CliRunner().invoke(
+        cli.locks, ["doctor", "--offline"], obj=CLIContext(app=app, no_color=True, workdir=None)
+    )
     assert result.exit_code == 1
-    assert "no task is exclusive: none has SingletonTask as its base; no app was named" in result.output
+    assert "tasks: none has SingletonTask as its base\n         -> no app was named" in result.output
 
 
-def test_audit_names_plain_tasks_with_options_where_none_is_exclusive() -> None:
+def test_doctor_names_plain_tasks_with_options_where_none_is_exclusive() -> None:
     app = Celery(set_as_current=False, broker="memory://", singleton_lock_backend="memory://")
 
     @app.task(name="bill", lock_key=["tenant_id"])
     def bill(tenant_id: int) -> None: ...
 
-    result = CliRunner().invoke(cli.locks, ["audit"], obj=CLIContext(app=app, no_color=True, workdir=None))
+    result = CliRunner().invoke(
+        cli.locks, ["doctor", "--offline"], obj=CLIContext(app=app, no_color=True, workdir=None)
+    )
     assert result.exit_code == 1
     assert "bill: it has lock_key, but it is a plain task, which takes no lock" in result.output

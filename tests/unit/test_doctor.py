@@ -12,13 +12,13 @@ from click.testing import CliRunner
 
 from celery_singleton_lock.cli import locks
 from celery_singleton_lock.diagnosis.finding import Finding
+from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.diagnosis.peers import Peer, of_peer
-from celery_singleton_lock.diagnosis.servers import MAX_NAMED, in_words, of_keys, of_sentinels, of_servers
+from celery_singleton_lock.diagnosis.servers import in_words, of_locks, of_sentinels, of_servers
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.stores.base import Held
-from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.redis.probe import Key, Probe, SentinelProbe
+from celery_singleton_lock.stores.redis.probe import Probe, SentinelProbe
 
 WELL = {
     "redis_version": "7.2.4",
@@ -151,22 +151,20 @@ class TestSentinels:
         assert "m:1, n:1" in finding.text
 
 
-class TestKeys:
-    """Keys with the prefix."""
+class TestLocks:
+    """Locks that are held."""
 
     KEY = "singleton_lock:1:{shop.bill:x}"
 
-    def _found(self, *keys: Key) -> list[Finding]:
-        return list(of_keys("a:6379/0", keys, MemoryStore()))
+    def _found(self, *held: Held) -> list[Finding]:
+        return of_locks(HeldLock.of(self.KEY + str(number), each) for number, each in enumerate(held))
 
-    def test_own_keys_give_no_finding(self) -> None:
-        held = Held(Holder("id", 0, "one@host", 7), "o" * 32, 20.0)
-        assert self._found(Key(f"{self.KEY}:run", 20.0, held), Key(f"{self.KEY}:fence", 3600.0)) == []
+    def test_own_lock_gives_no_finding(self) -> None:
+        assert self._found(Held(Holder("id", 0, "one@host", 7), "o" * 32, 20.0)) == []
 
-    def test_only_some_of_many_are_listed(self) -> None:
-        findings = self._found(*(Key(f"{self.KEY}:fence{number}", None) for number in range(MAX_NAMED + 3)))
-        assert len(findings) == MAX_NAMED + 1
-        assert "and 3 more keys like" in findings[-1].text
+    def test_only_some_of_many_are_named(self) -> None:
+        (finding,) = self._found(*(Held(None, f"{number}", 20.0) for number in range(5)))
+        assert finding.subject.endswith("{shop.bill:x}2 and 2 more")
 
 
 class TestWorkers:

@@ -70,8 +70,10 @@ def sent(call: Any, **conf: Any) -> Any:
 
 
 def audited(made: Celery) -> str:
-    """What `celery locks audit` says."""
-    return CliRunner().invoke(locks, ["audit"], obj=CLIContext(app=made, no_color=True, workdir=None)).output
+    """What `celery locks doctor --offline` says."""
+    return (
+        CliRunner().invoke(locks, ["doctor", "--offline"], obj=CLIContext(app=made, no_color=True, workdir=None)).output
+    )
 
 
 #: With a lock while it waits, and another while it runs.

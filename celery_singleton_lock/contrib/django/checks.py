@@ -16,7 +16,7 @@ from django.utils.module_loading import autodiscover_modules
 
 from celery_singleton_lock._celery import active_apps, is_stand_in
 from celery_singleton_lock.beat import ExclusiveScheduler
-from celery_singleton_lock.diagnosis.audit import IN_MEMORY, of_app, task_warnings
+from celery_singleton_lock.diagnosis.audit import IN_MEMORY, of_app
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options.app import Settings, problems
@@ -67,7 +67,7 @@ def of_production(app: Any) -> Iterator[CheckMessage]:
         locks = Settings.from_app(app)
     except InvalidOption:
         return  # `of_settings` reports it.
-    for finding in (*of_app(app, locks), *task_warnings(app, locks)):
+    for finding in of_app(app, locks):
         hint = f"{finding.remedy[:1].upper()}{finding.remedy[1:]}."
         number = _NUMBERS.get(finding.subject, _OTHERS)
         yield _message(Warning, app, number, f"{finding.subject}: {finding.text}", hint)

@@ -5,25 +5,19 @@ Everything here uses separate connections, and nothing blocks a server or writes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, islice
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.exceptions import NoPermissionError, RedisError
 
 from celery_singleton_lock import clock
 from celery_singleton_lock.backend import Kind
 from celery_singleton_lock.options.app import Settings
-from celery_singleton_lock.stores.base import Held
-from celery_singleton_lock.stores.redis import inspect, urls
+from celery_singleton_lock.stores.redis import urls
 from celery_singleton_lock.stores.redis._redis_py import sentinels_of
 from celery_singleton_lock.stores.redis.cluster import Cluster
-from celery_singleton_lock.stores.redis.lock_answers import parse_holds
 from celery_singleton_lock.stores.redis.server import OF_A_CLUSTER, Server, words_of
-
-#: The most keys that are looked at on one server.
-MAX_KEYS = 100_000
 
 #: What is raised if a server does not answer, or answers with an error.
 NO_ANSWER = (RedisError, OSError)
@@ -70,23 +64,6 @@ class SentinelProbe:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A key under the prefix.
-
-    Attributes:
-        name: the whole key.
-        remaining: seconds to live; None if it never expires.
-        held: what is in it, if it is a lock that is held.
-        foreign_type: its type, if it is where a lock should be and is not a lock.
-    """
-
-    name: str
-    remaining: float | None
-    held: Held | None = None
-    foreign_type: str | None = None
-
-
 class Servers:
     """The servers that an app's settings name, other than `memory://`.
 
@@ -95,7 +72,6 @@ class Servers:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._prefix = settings.prefix
         self._master: str | None = None
         self._sentinels: Sequence[Any] = ()
         options = settings.transport_options
@@ -113,16 +89,6 @@ class Servers:
     def sentinels(self) -> list[SentinelProbe]:
         """The Sentinels, if they know the master."""
         return [_probe_of_sentinel(client, str(self._master)) for client in self._sentinels]
-
-    def keys(self, name: str) -> Iterator[Key]:
-        """The keys under the prefix on a server, `MAX_KEYS` of them at most.
-
-        Raises:
-            RedisError, OSError: no answer, or an error.
-        """
-        server = dict(self._each)[name]
-        steps = inspect.scanned(server, "SCAN", match=f"{self._prefix}:*")
-        return islice(chain.from_iterable(_looked_at(server, names) for names in steps), MAX_KEYS)
 
     def close(self) -> None:
         for _, server in self._each:
@@ -182,25 +148,3 @@ def _probe_of_sentinel(client: Any, master: str) -> SentinelProbe:
         return SentinelProbe(name, error=words_of(error))
     parts = [part.decode() if isinstance(part, bytes) else str(part) for part in found or ()]
     return SentinelProbe(name, master=":".join(parts) or None)
-
-
-def _looked_at(server: Server, names: Sequence[bytes]) -> Iterator[Key]:
-    """The keys of one step, in two round trips."""
-    lives = server.command_each([("PTTL", name) for name in names])
-    locks = [name for name in names if _is_lock(name)]
-    values = dict(zip(locks, server.command_each([("GET", name) for name in locks]), strict=True))
-    values |= {name: elements for name, (elements, _) in inspect.sets_among(server, values).items()}
-    for name, pttl in zip(names, lives, strict=True):
-        value = values.get(name)
-        if not isinstance(pttl, int) or pttl == -2:
-            continue  # It has ended meanwhile.
-        key = Key(name.decode(errors="replace"), remaining=None if pttl == -1 else pttl / 1000)
-        try:
-            (value,) = inspect.unless_refused([value])
-            yield from [replace(key, held=held) for held in parse_holds(value, pttl)] or [key]
-        except ResponseError:
-            yield replace(key, foreign_type=server.command("TYPE", name).decode())
-
-
-def _is_lock(name: bytes) -> bool:
-    return name.endswith(b"}:run") and name != b"}:run"

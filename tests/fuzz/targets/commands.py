@@ -12,7 +12,7 @@ from celery_singleton_lock.stores.base import LockRequest
 from tests.fuzz.choices import Case, Choices
 from tests.fuzz.targets.stored import answered, shop
 
-#: Valid lines, without `exporter`, which does not end, and `doctor`, which takes time to ask workers.
+#: Valid lines, without `exporter`, which does not end, and `doctor` online, which takes time to ask workers.
 LINES: tuple[tuple[str, ...], ...] = (
     ("list", "--task", "shop.bill", "--node", "w*", "--older-than", "5", "--json"),
     ("stats", "--json"),
@@ -21,7 +21,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("timeline", "--minutes", "5", "--output", "-"),
     ("explain", "shop.bill", "month=7", "[1]"),
     ("explain", "--json", "shop.bill", '{"a": 1}'),
-    ("audit", "--json"),
+    ("doctor", "--offline", "--json"),
     ("clear", "--yes", "--task", "shop.bill", "--node", "*", "--older-than", "5"),
     ("release", "--yes", "shop.bill", "7"),
     ("release", "shop.bill"),

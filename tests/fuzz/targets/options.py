@@ -10,7 +10,7 @@ from typing import Any
 from celery import Celery
 
 from celery_singleton_lock import SingletonTask, cleaned
-from celery_singleton_lock.diagnosis.audit import warnings_at_start
+from celery_singleton_lock.diagnosis.audit import of_app
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options.app import BeatSettings, Settings, problems
 from celery_singleton_lock.options.rules import BEAT_SETTINGS, CALL_KEYS, LOCK_SETTINGS, OPTIONS
@@ -194,5 +194,5 @@ def cases() -> Iterator[Case]:
         else:
             _call(choices, settings)
 
-    warnings_at_start(app, settings)
+    of_app(app, settings)
     yield case

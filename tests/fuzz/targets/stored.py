@@ -203,7 +203,7 @@ _COMMANDS: tuple[tuple[str, ...], ...] = (
     ("timeline", "--output", "-"),
     ("explain", "shop.bill"),
     ("explain", "--json", "shop.bill"),
-    ("audit",),
+    ("doctor", "--offline"),
     ("clear", "--yes", "--node", "*"),
     ("release", "--yes", "shop.bill"),
 )
