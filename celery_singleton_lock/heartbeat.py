@@ -27,7 +27,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import chance, clock, forks, trust
+from celery_singleton_lock import clock, forks, trust
 from celery_singleton_lock.background import BackgroundJob
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.lease import Hold, Lease
@@ -106,13 +106,13 @@ class _Watched:
         """Set when to renew it next: after this share of its ttl, and not at once if there was no answer."""
         # From when it was sent: if the process was stopped in between, the answer says little by now.
         next_at, now = lease.trusted_until - lease.ttl * (1 - after), clock.now()
-        pause = chance.spread(min(MAX_PAUSE, lease.ttl * trust.RETRY_SHARE))
+        pause = clock.spread(min(MAX_PAUSE, lease.ttl * trust.RETRY_SHARE))
         self.due_at = min(max(next_at, now + pause), now + self.every)
 
 
 def _next_share() -> float:
     """After which share of its ttl to renew a lease next."""
-    return chance.spread(trust.RENEW_AFTER, least=0.9)
+    return clock.spread(trust.RENEW_AFTER, least=0.9)
 
 
 class Heartbeat:

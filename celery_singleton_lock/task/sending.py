@@ -26,7 +26,7 @@ from celery.utils import uuid
 from celery.utils.log import get_logger
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from celery_singleton_lock import chance, clock, signals
+from celery_singleton_lock import clock, signals
 from celery_singleton_lock._celery import current_worker_task
 from celery_singleton_lock.background import Aside
 from celery_singleton_lock.errors import FOREIGN, DuplicateTask, LockUnavailable, WrongLockServer
@@ -444,7 +444,7 @@ def take_over(store: Store, lock: QueueLock, task_id: object, found: Held) -> Ta
         found = answer
         if clock.now() - began > TAKING:
             raise LockUnavailable(store.server, f"the lock {lock.key} changes hands too often")
-        clock.sleep(chance.spread(PAUSE, least=0.0))
+        clock.sleep(clock.spread(PAUSE, least=0.0))
 
 
 def give_back(store: Store, taken: Taken) -> None:

@@ -12,8 +12,7 @@ from markupsafe import Markup
 from celery_singleton_lock.diagnosis.held import HeldLock
 from celery_singleton_lock.journal.counts import TIMES, by_task, in_words
 from celery_singleton_lock.journal.timeline import Window, lanes, picture, running
-from celery_singleton_lock.journal.words import seconds
-from celery_singleton_lock.journal_entry import CRASHED, REFUSALS, Entry
+from celery_singleton_lock.journal_entry import CRASHED, REFUSALS, Entry, seconds
 from celery_singleton_lock.keys.key import has_form_of_key, is_key, name_in, name_of_beat, shown_name, without_queue
 from celery_singleton_lock.web.rendering import SORTS, Asked, address
 from celery_singleton_lock.web.schedule import planned

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary, ref
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import chance, clock
+from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.holder import new_owner
@@ -166,7 +166,7 @@ class Line:
                     logger.debug("line: cannot look for now: %s", error)
                 else:
                     logger.exception("line: unexpected error; going on")
-                pause = chance.back_off(self._failures, PAUSE, MAX_PAUSE)
+                pause = clock.back_off(self._failures, PAUSE, MAX_PAUSE)
             if not self._closed:
                 self._wait(pause)
         self._leave([*self._copies])

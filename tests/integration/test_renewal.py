@@ -189,15 +189,16 @@ def test_error_of_the_programs_own_code_is_a_missing_answer(
 
 
 @pytest.fixture
-def sleep_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def sleep_for(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
     """What a process's clock says after it, or its host, was suspended."""
-    slept, now = [0.0], clock.now
+    slept, now, before = [0.0], clock.now, set(threading.enumerate())
     monkeypatch.setattr(clock, "now", lambda: now() + slept[0])
 
     def sleep_for(seconds: float) -> None:
         slept[0] += seconds
 
-    return sleep_for
+    yield sleep_for
+    until(lambda: not set(threading.enumerate()) - before, "nobody is left to whom the clock would go back")
 
 
 @pytest.mark.parametrize("answers", [True, False])
