@@ -130,16 +130,16 @@ def silence(app: Celery, *, heard: int) -> Iterator[list[int]]:
         yield sizes
 
 
-def raise_at_call(number: int, error: Exception) -> list[str]:
-    """Raise an error in this thread, once, as the package's function of this number is called, counted from now on:
-    there, Python has the handlers of signals called. Until `sys.settrace(None)`; returns where it was raised, then.
+def do_at_call(number: int, do: Callable[[], object]) -> list[str]:
+    """Do something in this thread, once, as the package's function of this number is called, counted from now on:
+    there, Python has the handlers of signals called. Until `sys.settrace(None)`; returns where it was done, then.
     """
-    return _do_at("call", number, partial(_raise, error))
+    return _do_at("call", number, do)
 
 
 def raise_at_line(number: int, error: BaseException) -> list[str]:
-    """The same before the line of this number: Python has handlers called as a call returns, too. Not for code with
-    `with`: there, no handler is called between the block's last line and its end, but a line counts.
+    """Raise an error before the line of this number: Python has handlers called as a call returns, too. Not for code
+    with `with`: there, no handler is called between the block's last line and its end, but a line counts.
     """
     return do_at_line(number, partial(_raise, error))
 

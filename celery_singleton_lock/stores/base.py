@@ -40,10 +40,10 @@ class Arrival:
     Attributes:
         number: the number that it got when it came, as far as the caller knows; the higher, the newer. The store
             knows better, if it has not forgotten.
-        seconds: how long the store keeps the order after the last request.
+        seconds: how long the store keeps the order after this request, at least.
         task: whose messages these are; those of another task under the same lock are other work, in another order.
         stops: the lock's holder is to stop for it, if the holder names this order (`Holder.order`); a lock that is
-            kept for the next attempt of an older message goes to this one at once.
+            kept for an older message, which no process runs, goes to this one at once.
     """
 
     number: int | None

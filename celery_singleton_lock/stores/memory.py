@@ -5,7 +5,6 @@ What beat has sent, and the journal, need a lock server.
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +36,7 @@ class MemoryStore:
     server = "memory://"
 
     def __init__(self) -> None:
-        self._fences = itertools.count(1)
+        self._fence = 0
         #: By key, and by owner; only `_live` knows which of them have ended.
         self._occupants: dict[str, dict[str, Occupant]] = {}
         #: Contents, and until when they are kept, by key and message; the last to be written is the last.
@@ -81,7 +80,7 @@ class MemoryStore:
                     return Held(None, "", COMES_WITHIN, arrived=arrived)
                 self._places.get(key, {}).pop(request.member, None)
                 live.pop(holder.kept_as, None)
-                live[request.owner] = Occupant(request.owner, holder, next(self._fences), 0.0)
+                live[request.owner] = Occupant(request.owner, holder, self._next_fence(), 0.0)
                 self._occupants[key] = live
             occupant = live[request.owner]
             if occupant.holder.superseded_by is None:  # Which is not to be forgotten.
@@ -195,15 +194,19 @@ class MemoryStore:
         now = clock.now()
         self._orders = {key: found for key, found in self._orders.items() if found[1] > now}
         whose = request.key, request.arrival.task
-        order, _ = self._orders.get(whose, ({}, 0.0))
-        self._orders[whose] = order, now + request.arrival.seconds
-        name, highest, time = request.holder.order_member, max(order.values(), default=0), int(clock.wall() * 1e6)
-        # A number that a message claims counts for no more than the time.
-        given = request.arrival.number
-        number = order.setdefault(name, max(highest + 1, time) if given is None else min(given, time))
+        order, until = self._orders.get(whose, ({}, 0.0))
+        self._orders[whose] = order, max(until, now + request.arrival.seconds)
+        name, highest = request.holder.order_member, max(order.values(), default=0)
+        # The last fence may be the number of a message that has not asked.
+        next_number = max(highest + 1, int(clock.wall() * 1e6), self._fence + 1)
+        number = order.setdefault(name, min(request.arrival.number or next_number, next_number))
         while len(order) > KNOWN:
             del order[min(order, key=order.__getitem__)]
         return number, max(order, key=order.__getitem__) if number < highest else None
+
+    def _next_fence(self) -> int:
+        self._fence = max(self._fence + 1, int(clock.wall() * 1e6))
+        return self._fence
 
     def _superseded(self, request: LockRequest, newer: str, live: Occupants) -> Superseded:
         """The answer to its message, which does not take the lock that it was woken for, or has found free."""
@@ -324,7 +327,7 @@ class Occupant:
 
     def held(self, now: float, waiters: int = 0) -> Held:
         """What a newcomer finds."""
-        return Held(self.holder, self.owner, self.ends_at - now, waiters=waiters)
+        return Held(self.holder, self.owner, self.ends_at - now, waiters=waiters, fence=self.fence)
 
 
 #: The occupants of a key, by their owners; none of them has ended.
@@ -359,14 +362,14 @@ def copy_of(holder: Holder, occupants: Occupants) -> Occupant | None:
 
 
 def _stop(request: LockRequest, live: dict[str, Occupant]) -> bool:
-    """Have the holder stop that is of the order of which this message is the newest; whether it was only kept for the
-    next attempt of an older message, and is gone.
+    """Have the holder stop that is of the order of which this message is the newest; whether it was only kept for an
+    older message that waits, and is gone.
     """
     is_alone = len(live) <= request.limit
     for found in [it for it in live.values() if request.arrival and it.holder.order == request.arrival.order]:
-        if found.holder.ttl == 0 and is_alone:
+        if found.holder.pid == 0 and is_alone:
             # As for a free place: others may run beside it, under a higher limit.
             return live.pop(found.owner) is found
-        if found.holder.ttl and found.holder.superseded_by is None:
+        if found.holder.pid and found.holder.superseded_by is None:
             found.holder = replace(found.holder, superseded_by=request.holder.task_id)
     return False

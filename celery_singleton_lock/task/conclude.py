@@ -112,11 +112,7 @@ def stopped(acquisition: Acquisition, failure: Exception, newer: LockSuperseded)
 
 def lost(acquisition: Acquisition, error: Exception) -> Any:
     """Fail without the lock; that is the message's end unless a copy of it has the lock by now."""
-    try:
-        copy = _record_lost(acquisition, error)
-    except Exception:  # noqa: BLE001 - what interrupts, a soft time limit say, comes once, and too late
-        copy = _record_lost(acquisition, error)
-    if copy is None:
+    if (copy := _record_lost(acquisition, error)) is None:
         raise error
     return _end_as_copy(acquisition, copy)
 
@@ -175,7 +171,7 @@ def _report(acquisition: Acquisition, found: End) -> Any:
 def _end_refused(acquisition: Acquisition, found: Held) -> Any:
     """End a message that has met another task."""
     it, met = acquisition.execution, found.conflict(acquisition.execution.key)
-    message, has_replaced = it.message, it.brought is not None and it.brought.lock.replaced != ()
+    message, has_replaced = it.message, it.brought is not None and it.brought.lock.replaces
     waits = decide.must_not_be_refused(message, acks_late=it.task.acks_late, has_replaced=has_replaced)
     try:
         policy: ConflictPolicy = "retry"

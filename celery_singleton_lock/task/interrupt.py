@@ -9,6 +9,9 @@ Each raises `Aborted` in the body, leaves it half of its grace to clean up, and 
 prefork child that goes on after its grace is killed. In the other pools that would kill other tasks too, so there the
 worker only logs it, as critical.
 
+When the body has ended, whatever else would interrupt its message comes too late, and is dropped: a soft time limit,
+which is a signal, too. So what follows the body is written once, as if nothing could interrupt it.
+
 Protocol: `docs/protocol.md`, section 5.
 """
 
@@ -25,15 +28,17 @@ from contextlib import contextmanager
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
+from weakref import ref
 
 from celery.exceptions import Ignore, Retry
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, trust
-from celery_singleton_lock._celery import is_child_of_a_pool
+from celery_singleton_lock._celery import current_task, innermost_request, is_child_of_a_pool
 from celery_singleton_lock.errors import Aborted
 from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.task.message import RequestLike
 
 logger = get_logger(__name__)
 
@@ -45,19 +50,21 @@ LAST_WORDS = 0.05
 
 
 class Body:
-    """The body of one execution while it runs: `with Body(lease): ...`.
+    """The body of one execution while it runs: `with Body(lease, request): ...`.
 
     The heartbeat's thread calls `interrupt`; the thread that runs the body calls everything else. The mutex decides
     which of them comes first: nothing is raised in a thread whose body has ended.
 
     Attributes:
+        request: a weak reference to its message's request.
         interrupted: whether it was asked to end.
         is_spared: whether nothing is raised in it now (see `sending`).
         sent: the exception that ends it, even if `Aborted` has overtaken it: the next attempt, or a replacement, was
             sent.
     """
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: Lease, request: RequestLike) -> None:
+        self.request = ref(request)
         self.interrupted = False
         self.is_spared = False
         self.sent: Retry | Ignore | None = None
@@ -75,13 +82,12 @@ class Body:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        try:
-            self.end()
-        except Exception:  # noqa: BLE001 - what interrupts, a soft time limit say, comes once, and too late
-            self.end()
+        self.end()
 
     def end(self) -> None:
-        """The body has ended: raise nothing more in it. May be called again, if it was interrupted as it began."""
+        """The body has ended: raise nothing more in it, see `protect`. May be called again, if it was interrupted as it
+        began.
+        """
         while True:
             try:
                 with self._mutex.lock:
@@ -145,17 +151,27 @@ class _BySignal(_Way):
     def __init__(self) -> None:
         self._bodies: list[Body] = []
         self._previous: Any = None
+        #: The last request whose message is not to be interrupted any more.
+        self._protected: Callable[[], RequestLike | None] = lambda: None
 
     def enter(self, body: Body) -> None:
+        self._listen()
+        self._bodies.append(body)
+
+    def leave(self, body: Body) -> None:
+        self._protected = body.request
+        if body in self._bodies:
+            self._bodies.remove(body)
+
+    def protect(self, request: RequestLike) -> None:
+        self._listen()
+        self._protected = ref(request)
+
+    def _listen(self) -> None:
         current = signal.getsignal(_SIGNAL)
         if current != self._on_signal:
             self._previous = current
             signal.signal(_SIGNAL, self._on_signal)
-        self._bodies.append(body)
-
-    def leave(self, body: Body) -> None:
-        if body in self._bodies:
-            self._bodies.remove(body)
 
     def interrupt(self, body: Body) -> None:
         main = threading.main_thread().ident
@@ -167,6 +183,10 @@ class _BySignal(_Way):
             raise Aborted
         if any(body.interrupted and body.is_spared for body in self._bodies):
             return  # It was on its way to a body that is spared now.
+        protected, task = self._protected(), current_task()
+        if protected is not None and task is not None and innermost_request(task) is protected:
+            logger.debug("task %s has ended: an interruption comes too late", task.name)
+            return
         if callable(self._previous):
             self._previous(signum, frame)
         elif self._previous == signal.SIG_DFL:
@@ -220,6 +240,16 @@ class _ByThrow(_Way):
 
 
 _by_signal = _BySignal()
+
+
+def protect(request: RequestLike) -> None:
+    """Have nothing interrupt what follows the body of this request's message, or takes its place.
+
+    That lasts as long as this thread carries out the message. Only signals would interrupt it: in other pools nobody
+    has a soft time limit, and what ends a greenlet ends its process's part in the message, too.
+    """
+    if _way_of_this_thread() is _by_signal:
+        _by_signal.protect(request)
 
 
 def _way_of_this_thread() -> _Way:

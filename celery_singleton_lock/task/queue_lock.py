@@ -12,9 +12,8 @@ Protocol: `docs/protocol.md`, section 12.
 
 from __future__ import annotations
 
-import json
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -27,7 +26,7 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import cleaned, clock, trust
 from celery_singleton_lock.errors import InvalidOption, LockSuperseded, LockUnavailable
-from celery_singleton_lock.holder import Holder, is_owner
+from celery_singleton_lock.holder import Holder, is_owner, new_owner
 from celery_singleton_lock.in_bulk import UNCONFIRMED_TTL
 from celery_singleton_lock.keys.key import QUEUE, has_form_of_key, is_key
 from celery_singleton_lock.lease import Hold, Lease
@@ -42,24 +41,24 @@ from celery_singleton_lock.options.rules import (
     is_whole,
 )
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Freeing, Held, LockRequest
-from celery_singleton_lock.stores.store import Store
+from celery_singleton_lock.stores.base import Arrival, Freeing, Held, LockRequest, Superseded, order_of
 from celery_singleton_lock.task import ends
-from celery_singleton_lock.task.ends import Concluded, Outcome
-from celery_singleton_lock.task.message import Message, Target, TaskLike
+from celery_singleton_lock.task.ends import Concluded
+from celery_singleton_lock.task.interrupt import protect
+from celery_singleton_lock.task.message import MAX_NUMBER, Message, Target, TaskLike
 from celery_singleton_lock.task.turn import message_of, turn_of
 
 logger = get_logger(__name__)
 
-#: Places of the header's part: task, key, owner, seconds, limit, scope. Then a list with the owner that it replaced,
-#: and the message that it follows, if there are such.
+#: Places of the header's part: task, key, owner, seconds, limit, scope. Then, if they matter, the number, whether it
+#: replaces, and the message that it follows.
 _FIELDS = 6
 
 #: Seconds for which we repeat that a lock has ended while the lock server does not answer.
 SAID_FOR = 600.0
 
-#: Seconds for which a message may still come if its lock does not say: the lock was not confirmed yet.
-UNKNOWN = 86_460.0
+#: Seconds for which the order of a key is kept at least: an older message may have a later date.
+KNOWN_FOR = 86_460.0
 
 #: Seconds until the lock of a message that was acknowledged becomes a lease: by then its sender, and the main process
 #: that received it, have confirmed it for longer.
@@ -80,7 +79,9 @@ class QueueLock:
         seconds: how long it lasts once it is confirmed.
         limit: how many messages may have one.
         scope: when it ends, as the sender says.
-        replaced: the owners before it, whose messages this one supersedes (see `supersede`).
+        number: its place in the order of the messages that may replace each other (see `stores.base.Arrival`):
+            the fence under which it got the lock, or a higher one if it replaces; None if it is in no such order.
+        replaces: whether it was sent although another message had the lock.
         follows: the leader, which has the lock (see `sharing`): this message ends as the leader ends, or gets the lock
             when the leader is gone.
     """
@@ -90,7 +91,8 @@ class QueueLock:
     seconds: float
     limit: int
     scope: str
-    replaced: tuple[str, ...] = ()
+    number: int | None = None
+    replaces: bool = False
     follows: Target | None = None
 
     @property
@@ -114,6 +116,13 @@ class QueueLock:
         ttl = self.seconds if self.scope == UNTIL_EXPIRED else min(UNCONFIRMED_TTL, self.seconds)
         return LockRequest(self.key, self.owner, ttl=ttl, holder=holder, limit=self.limit)
 
+    def request_in_order(self, holder: Holder, task: str, *, stops: bool, older_for: float = 0.0) -> LockRequest:
+        """As `request`, for the newest message of its key and task; with `stops`, from an older one that waits, which
+        may come for as many seconds as `older_for` says, if that is known.
+        """
+        arrival = Arrival(self.number, max(self.seconds, older_for, KNOWN_FOR), task, stops)
+        return replace(self.request(holder), arrival=arrival, another=None)
+
     def hold(self) -> Hold:
         """The hold to free."""
         # The trace that a given-up hold leaves lasts as long.
@@ -135,21 +144,30 @@ class QueueLock:
         """What the header of its message, for a task of this name, says of it."""
         fields = [task, self.key, self.owner, self.seconds, self.limit, self.scope]
         if self.follows is not None:
-            return [*fields, [], [*self.follows]]
-        return [*fields, [*self.replaced]] if self.replaced else fields
+            return [*fields, self.number, self.replaces, [*self.follows]]
+        return fields if self.number is None else [*fields, self.number, self.replaces]
 
 
-def holder_of_message(task_id: object, sending: str | None, label: str, *, owns_result: bool = False) -> Holder:
+def holder_of_message(
+    task_id: object, sending: str | None, label: str, *, owns_result: bool = False, order: str = ""
+) -> Holder:
     """A message, as the holder of its lock: no process runs it yet.
 
     Args:
         sending: the name of its sending, if that is known.
         owns_result: whether a result that is stored under its id from now on is its own, and its last. Otherwise it
             counts as a later attempt.
+        order: that of the messages that may replace it; empty if none may.
     """
     named = None if task_id is None else cleaned.text(task_id)
     return Holder(
-        named, 0 if owns_result else 1, socket.gethostname(), since=clock.wall(), sending=sending or "", label=label
+        named,
+        0 if owns_result else 1,
+        socket.gethostname(),
+        since=clock.wall(),
+        sending=sending or "",
+        label=label,
+        order=order,
     )
 
 
@@ -177,11 +195,17 @@ def lock_in(carried: Mapping[str, Any], app: Any, task: str) -> QueueLock | None
         return None
     if not (is_owner(owner) and is_seconds(seconds) and 0 < seconds <= MAX_QUEUE_TTL and is_whole(limit, 1, MAX_LIMIT)):
         return None
-    replaced = part[_FIELDS] if len(part) > _FIELDS and isinstance(part[_FIELDS], (list, tuple)) else ()
-    owners = tuple(each for each in replaced[:1] if is_owner(each))
-    follows = Target.read(part[_FIELDS + 1]) if len(part) > _FIELDS + 1 else None
-    scope = scope if isinstance(scope, str) else WHILE_EXECUTING
-    return QueueLock(key, owner, seconds, limit, scope, owners, follows)
+    number, replaces, follows = (*part[_FIELDS:], None, None, None)[:3]
+    return QueueLock(
+        key,
+        owner,
+        seconds,
+        limit,
+        scope if isinstance(scope, str) else WHILE_EXECUTING,
+        number if is_whole(number, 1, MAX_NUMBER) else None,
+        replaces is True,
+        Target.read(follows),
+    )
 
 
 _reported: list[str] = []
@@ -221,8 +245,6 @@ class Queued:
         self.is_own = lock.follows is None
 
     def __enter__(self) -> Queued:
-        if self.lock.replaced:  # The sender may have died before it recorded that.
-            supersede(self._runtime.store, self.lock, self._task.request.id, self.lock.replaced)
         if self.is_own:
             self._keep_early()
         return self
@@ -260,12 +282,7 @@ class Queued:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            self._end(error)
-        except Exception:  # noqa: BLE001 - what interrupts, a soft time limit say, comes once, and too late
-            self._end(error)
-
-    def _end(self, error: BaseException | None) -> None:
+        protect(self._task.request)
         if self._lease is not None:
             self._runtime.heartbeat.stop(self._lease)
         if not self.is_own:
@@ -284,7 +301,7 @@ class Queued:
         """The body is about to run.
 
         Raises:
-            Concluded: another message has replaced this one, and that was recorded.
+            Concluded: another message has replaced this one, which has ended as such.
         """
         if not self.is_own:
             self._turn.queue_lock_ended = True  # Nothing is passed on to its next attempt.
@@ -296,10 +313,34 @@ class Queued:
             self._runtime.heartbeat.stop(self._lease)
         freed = self._free()
         self._turn.queue_lock_ended = True  # Only now: an interruption before leaves it to the end.
-        if freed in (Freeing.NOT_OURS, Freeing.UNCLEAR) and (why := started(self._runtime.store, self.lock)):
+        if freed in (Freeing.NOT_OURS, Freeing.UNCLEAR) and (why := self._superseded()):
             is_shared = why.task_id == self._task.request.id
             ends.report(self._task, why, states.REVOKED, task_id=uuid() if is_shared else None)
             raise Concluded(str(why), "over" if is_shared else "revoked")
+
+    def _superseded(self) -> LockSuperseded | None:
+        """Why the message must not start, whose lock is not its own any more: a newer one has come in its place.
+
+        Otherwise it counts from now on, if its sender could not say so, and older ones do not start.
+        """
+        lock, store, message = self.lock, self._runtime.store, message_of(self._task.request)
+        # It may be about to get the lock, which nobody would free.
+        store.abandon(lock.hold())
+        if lock.number is None:
+            return None
+        holder = holder_of_message(message.id, message.sending, "", order=order_of(self._task.name))
+        # One that was delivered again may be older than the message that has the lock by now.
+        stops = lock.replaces and not message.may_have_begun
+        request = replace(lock, owner=new_owner()).request_in_order(holder, self._task.name, stops=stops)
+        found: object = None
+        try:
+            found = store.acquire(request)
+        except LockUnavailable as error:
+            logger.warning("%s: a message runs, and it is not known whether it was replaced: %s", lock.key, error)
+        if isinstance(found, Superseded):
+            return LockSuperseded(lock.key, found.by)
+        store.abandon(request.hold())
+        return None
 
     def _going_on(self, error: Exception | None) -> Hold | None:
         """The lock as the copy or the next attempt has it, if the message goes on."""
@@ -360,44 +401,3 @@ def brought_by(task: TaskLike, message: Message) -> Queued | None:
     """The handler of a message's queue lock; None if it has none."""
     lock = lock_in(message.carried, task.app, task.name)
     return None if lock is None or task.request.is_eager else Queued(task, lock)
-
-
-def supersede(store: Store, lock: QueueLock, task_id: object, owners: Iterable[str], old: Held | None = None) -> None:
-    """Keep the messages of the lock's earlier owners from running, unless they have started: the newcomer was sent.
-
-    `old` is the hold that the newcomer took over from them, if that is known.
-    """
-    text = cleaned.text_or_none(task_id)
-    still = UNKNOWN if old is None or old.remaining <= UNCONFIRMED_TTL else old.remaining
-    seconds = min(max(still, lock.seconds), MAX_QUEUE_TTL)
-    ended = Outcome(states.REVOKED, json.dumps([text]).encode(), settled=True)
-    for owner in owners:
-        said_of = _named(owner)
-        try:
-            store.refuse(lock.key, said_of, ended.record_of(said_of, seconds))
-        except LockUnavailable as error:  # The worker records it when the newcomer comes.
-            logger.warning("%s: a message that was replaced may still run: %s", lock.key, error)
-
-
-def started(store: Store, lock: QueueLock) -> LockSuperseded | None:
-    """A message starts whose lock is not its own any more; why it must not, if it was superseded."""
-    said_of = _named(lock.owner)
-    try:
-        found = store.refuse(lock.key, said_of, Outcome(states.STARTED).record_of(said_of, SAID_FOR))
-    except LockUnavailable as error:
-        logger.warning("%s: a message runs, and it is not known whether it was replaced: %s", lock.key, error)
-        return None
-    # It may be about to get the lock back, which nobody would free.
-    store.abandon(lock.hold())
-    if found is None or isinstance(found, Held):
-        return None
-    ended, _ = ends.read(found)
-    if ended.state == states.STARTED:
-        return None
-    newest = cleaned.array(ended.content or b"") or [None]
-    return LockSuperseded(lock.key, cleaned.text_or_none(newest[0]))
-
-
-def _named(owner: str) -> Holder:
-    """The name of the record of what has become of the message whose lock has this owner."""
-    return Holder(record=owner)

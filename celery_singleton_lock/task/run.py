@@ -102,7 +102,7 @@ class Run:
         self.superseded: LockSuperseded | None = None
         self._execution = execution
         self._lease = lease
-        self._body = Body(lease)
+        self._body = Body(lease, execution.request)
         # Not the lease's own beginning: from then on it is trusted, which for a waiter is its last look.
         self._began = clock.now()
         self._waited = self._began - execution.began + execution.message.note.seconds_in_line(execution.holder.since)
@@ -120,18 +120,10 @@ class Run:
             ended = ends.succeeded(value, is_awaited=it.is_awaited)
             return value
         except BaseException as error:
-            # What interrupts from now on, a soft time limit say, comes once, and too late: the body has ended.
-            try:
-                ended, reservation = self._end_of(error)
-            except Exception:  # noqa: BLE001
-                ended, reservation = self._end_of(error)
+            ended, reservation = self._end_of(error)
             raise
         finally:
-            try:
-                self._clean_up(ended, reservation)
-            except Exception:  # noqa: BLE001
-                lease.ending = True  # It may be free by now.
-                self._clean_up(ended, reservation)
+            self._clean_up(ended, reservation)
 
     def _end_of(self, error: BaseException) -> tuple[Outcome | None, Reservation | None]:
         """The end of a body that raised `error`, and the reservation that takes the place of its lock."""

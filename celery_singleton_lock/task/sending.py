@@ -33,6 +33,7 @@ from celery_singleton_lock.errors import FOREIGN, DuplicateTask, LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.keys.key import without_queue
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.rules import (
     DUPLICATE_POLICIES,
     MAX_QUEUE_TTL,
@@ -44,7 +45,7 @@ from celery_singleton_lock.options.rules import (
 )
 from celery_singleton_lock.options.task import Options, chosen_policy, raw_attribute, replaces
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Reservation
+from celery_singleton_lock.stores.base import Held, LockRequest, order_of
 from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task import ends, header
 from celery_singleton_lock.task.message import HEADER, RequestLike, Target, sending_in
@@ -54,7 +55,6 @@ from celery_singleton_lock.task.queue_lock import (
     holder_of_message,
     is_by_time,
     lock_in,
-    supersede,
 )
 from celery_singleton_lock.task.turn import turn_of
 
@@ -68,12 +68,6 @@ _aside = Aside("singleton-lock-ended")
 
 #: Seconds that are added to how long a message may wait.
 MARGIN = 60.0
-
-#: Seconds for which a newcomer tries to take over a lock that keeps changing hands: one newcomer at a time gets it.
-TAKING = 10.0
-
-#: The most seconds between two tries; it varies, so that not all come at once.
-PAUSE = 0.02
 
 #: Options of a call if something follows from its message, which must not be lost, whatever message has the lock. Also
 #: those that Celery gives to each part of a canvas, whose id somebody may wait for; a chord's body has only the last.
@@ -143,22 +137,31 @@ def send(
     # Another message with its id may run, and end later, if the lock of that ends, or has ended, as its body begins.
     owns_result = has_new_id or not (before.shares_id or lock.ends_at_start)
     sending = sending_in(named["headers"][HEADER])
-    holder = holder_of_message(task_id, sending, label, owns_result=owns_result)
+    order = order_of(task.name) if _may_replace(task, options) else ""
+    holder = holder_of_message(task_id, sending, label, owns_result=owns_result, order=order)
     kept = before.lock if before.lock is not None and before.lock.key == key else None
     if kept is not None:
         follows = None if before.has_run(named) else kept.follows
-        lock = replace(lock, owner=kept.owner, limit=kept.limit, follows=follows)
+        lock = replace(
+            lock,
+            owner=kept.owner,
+            limit=kept.limit,
+            number=kept.number,
+            replaces=kept.replaces,
+            follows=follows,
+        )
         result = _send_on(task, before, lock, holder, named, publish)
     else:
         request = lock.request(holder)
         try:
             found, refusal = _take(runtime.store, request)
-            lock = replace(lock, owner=request.owner)
+            fence = found.fence if order and isinstance(found, Lease) else None
+            lock = replace(lock, owner=request.owner, number=fence)
             result = publish(**_with_lock(task, named, lock)) if refusal is None else None
         except BaseException:  # For the caller, nothing was sent. It may be interrupted, after the lock was granted.
             runtime.store.abandon(replace(lock, owner=request.owner).hold())
             raise
-        if found is not None and isinstance(refusal, DuplicateTask):
+        if isinstance(found, Held) and isinstance(refusal, DuplicateTask):
             if before.is_one:
                 return _publish_without(publish, task, named, refusal)
             again = partial(send, task, call, args, kwargs, named, publish, sender, has_new_id=has_new_id, asks=False)
@@ -214,17 +217,19 @@ class _Before(NamedTuple):
             turn.is_retried |= (named.get("retries") or 0) > (self.request.retries or 0)
 
 
-def _take(store: Store, request: LockRequest) -> tuple[Held | None, DuplicateTask | LockUnavailable | None]:
+def _take(store: Store, request: LockRequest) -> tuple[Lease | Held | None, DuplicateTask | LockUnavailable | None]:
     """Take the lock of a message that is about to be sent.
 
     Returns:
-        Who has it, and why it was not taken; twice None if it was.
+        The lease; or who has it, and why it was not taken.
     """
     try:
         found = store.acquire(request)
     except LockUnavailable as error:
         return None, error
-    if not isinstance(found, Held):
+    if isinstance(found, Lease):
+        return found, None
+    if not isinstance(found, Held):  # A queue lock has no record.
         return None, None
     if found.holder is None or found.holder.task_id is None:
         return found, LockUnavailable(store.server, f"the lock {request.key} is held by {FOREIGN}")
@@ -339,7 +344,7 @@ class _Duplicate(NamedTuple):
         return False
 
     def _policy(self) -> DuplicatePolicy:
-        can_replace = replaces(self.task, self.options, Runtime.of(self.task.app).settings)
+        can_replace = _may_replace(self.task, self.options)
         allowed = [policy for policy in DUPLICATE_POLICIES if policy != "replace" or can_replace]
         policy: DuplicatePolicy = chosen_policy(
             "on_duplicate", self.options.on_duplicate, self.task, self.error, allowed
@@ -381,81 +386,33 @@ class _Duplicate(NamedTuple):
             return False
 
     def _send_instead(self, named: Mapping[str, Any], publish: Callable[..., Any]) -> Any:
-        """Send the message in place of the one that has the lock, which never runs then.
+        """Send the message, and then have it take the place of the one that has the lock, unless that starts before.
 
-        Take over, send, supersede: its lock is freed, and a reservation for this message left in its place. Then this
-        message is sent; if that fails, the other one gets its lock back. Only after that is the other one superseded,
-        wherever it is: so one of the two runs, wherever the sender stops.
+        So one of the two runs, wherever the sender stops: the older one, until the newest says that it has come.
         """
-        task, runtime, task_id = self.task, Runtime.of(self.task.app), named["task_id"]
+        task, runtime, sending = self.task, Runtime.of(self.task.app), sending_in(named["headers"][HEADER])
+        # Newer than the message that it found: that counts if the store does not hear of this one from here. Otherwise
+        # it is the newest at that time by the store's clock: those of senders differ.
+        number = (self.found.fence or 0) + 1
+        # The owner that asked may have a tombstone.
+        lock = replace(self.lock, owner=new_owner(), number=number, replaces=True)
+        result = publish(**_with_lock(task, named, lock))
+        label = self.found.holder.label if self.found.holder else ""  # The same for both calls.
+        holder = holder_of_message(named["task_id"], sending, label, order=order_of(task.name))
+        older_for = min(self.found.remaining, MAX_QUEUE_TTL)
         try:
-            taken = take_over(runtime.store, self.lock, task_id, self.found)
-        except LockUnavailable as error:
-            if _is_raised(error, self.options):
-                raise
-            return _publish_without(publish, task, named, error)
-        old = taken.old
-        lock = taken.lock if old is None else replace(taken.lock, replaced=(old.owner,))
-        try:
-            result = publish(**_with_lock(task, named, lock))
-        except BaseException:
-            give_back(runtime.store, taken)
-            raise
-        if old is not None:
-            supersede(runtime.store, lock, task_id, lock.replaced, old)
+            newest = replace(lock, number=None)  # The store gives it one.
+            runtime.store.acquire(newest.request_in_order(holder, task.name, stops=True, older_for=older_for))
+        except LockUnavailable as error:  # Its worker has said so already, or does when the message starts.
+            logger.info("%s: a message that was replaced may still run: %s", lock.key, error)
         runtime.confirmations.add(lock.confirmed())
         return result
 
 
-class Taken(NamedTuple):
-    """A lock that was taken over.
-
-    Attributes:
-        lock: the newcomer's.
-        old: the hold of the message that had it; None if it was free by then.
-    """
-
-    lock: QueueLock
-    old: Held | None
-
-
-def take_over(store: Store, lock: QueueLock, task_id: object, found: Held) -> Taken:
-    """Take the lock of another message, whichever has it by then; the owner of the newcomer's `lock` is chosen here.
-
-    Raises:
-        LockUnavailable: no answer, or the lock changes hands too often.
-    """
-    label = found.holder.label if found.holder else ""  # The same for both calls.
-    # Two sends of one id are two messages.
-    holder = replace(holder_of_message(task_id, None, label), record=new_owner())
-    lock = replace(lock, owner=holder.reserved_as)
-    request, began = lock.request(holder), clock.now()
-    while True:
-        old = found.hold(lock.key, ttl=request.ttl, limit=lock.limit)
-        freeing = store.free(old, reservation=Reservation(holder, request.ttl))
-        is_taken = freeing is Freeing.NOW
-        if freeing is Freeing.UNCLEAR:  # Somebody else may have freed it before.
-            (is_taken,) = store.renew([request.hold()], timeout=request.ttl)
-        if is_taken:
-            return Taken(lock, found)
-        answer = store.acquire(request)
-        if not isinstance(answer, Held):
-            return Taken(lock, None)
-        found = answer
-        if clock.now() - began > TAKING:
-            raise LockUnavailable(store.server, f"the lock {lock.key} changes hands too often")
-        clock.sleep(clock.spread(PAUSE, least=0.0))
-
-
-def give_back(store: Store, taken: Taken) -> None:
-    """The newcomer was not sent: the message that had the lock gets it back, unless it has started by now."""
-    store.abandon(taken.lock.hold())
-    old = taken.old
-    if old is None or old.holder is None or old.remaining <= 0:
-        return
-    ttl = min(old.remaining, MAX_QUEUE_TTL)
-    with suppress(LockUnavailable):  # Or the lock was given up, as its message has started: see `started`.
-        store.acquire(LockRequest(taken.lock.key, old.owner, ttl=ttl, holder=old.holder, limit=taken.lock.limit))
+def _may_replace(task: Any, options: Options) -> bool:
+    """Whether a message may take the place of another one that waits."""
+    policy = options.on_duplicate
+    return policy == "replace" or (callable(policy) and replaces(task, options, Runtime.of(task.app).settings))
 
 
 def _is_raised(error: Exception, options: Options) -> bool:

@@ -16,6 +16,7 @@ import select
 import signal
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -35,18 +36,15 @@ from celery_singleton_lock.task.reports import Pipe
 
 logger = get_logger(__name__)
 
-#: Seconds until a delivery is asked for its hold; most are over by then. No ttl is so short that a renewal would be due
-#: earlier.
-FIRST_CHECK = MIN_TTL * trust.RENEW_AFTER
-
-#: The most seconds between two such questions: a delivery may never take a lock.
-MAX_CHECK = 1.0
+#: Seconds after which the thread looks at the children while any of them carries out a delivery, which may need a
+#: renewal: no ttl is so short that one would be due earlier.
+LOOK = MIN_TTL * trust.RENEW_AFTER
 
 #: Renewals for which a superseded child may go on: until the first it may not know, and then it has a tenth of the ttl
 #: before it kills itself.
 PATIENCE = 2
 
-#: Seconds until the next try after the store did not answer, or something went wrong.
+#: Seconds until the thread goes on after something went wrong.
 RETRY_AFTER = 0.5
 
 
@@ -76,7 +74,7 @@ class Delivery(Protocol):
     def is_running(self) -> bool:
         """Whether its end has not been reported yet."""
 
-    def hold(self) -> Hold | None:
+    def hold(self) -> RunHold | None:
         """Its hold, as far as is known yet; called under a mutex that others wait for."""
 
 
@@ -87,17 +85,16 @@ class _Child:
         self.pid = pid
         self.pidfd = _open(pid)
         self._end = _poller([] if self.pidfd is None else [self.pidfd])
-        self._delivery: weakref.ref[Delivery] | None = None
-        self._hold: Hold | None = None
+        self._delivery: Callable[[], Delivery | None] = lambda: None
+        self._hold: RunHold | None = None
         self._renewed_at = 0.0
-        self.interval = 0.0
         #: Renewals since its run was to stop for a newer task.
         self._waited = 0
 
     def carry_out(self, delivery: Delivery) -> None:
         # Weak: the delivery's arguments may be large, and a child may be idle for days.
         self._delivery, self._hold = weakref.ref(delivery), None
-        self._renewed_at, self.interval, self._waited = clock.now(), FIRST_CHECK, 0
+        self._renewed_at, self._waited = clock.now(), 0
 
     @property
     def is_over(self) -> bool:
@@ -105,52 +102,38 @@ class _Child:
         return bool(self._end.poll(0))
 
     def is_at(self, delivery: Delivery) -> bool:
-        return self._delivery is not None and self._delivery() is delivery
+        return self._delivery() is delivery
 
     @property
-    def due_at(self) -> float:
-        """When to renew next; infinite while it does nothing."""
-        return self._renewed_at + self.interval if self._running() else float("inf")
+    def is_busy(self) -> bool:
+        """Whether it carries out a delivery whose end was not reported yet."""
+        delivery = self._delivery()
+        return delivery is not None and delivery.is_running
 
-    def looked_at(self, now: float) -> float:
-        """When to look at it next, unless somebody wakes the thread before; infinite if it has done nothing for long.
+    def due(self, now: float) -> RunHold | None:
+        """Its hold if that is to be renewed now."""
+        hold = self.hold() if self.is_busy else None
+        return None if hold is None or now + LOOK < self._renewed_at + hold.ttl * trust.RENEW_AFTER else hold
 
-        There is such a time even if it does nothing right now: otherwise each short delivery would wake the thread.
+    def hold(self, *, has_ended: bool = False) -> RunHold | None:
+        """The hold of what it carries out, as far as is known; or the last one that was asked for.
+
+        Args:
+            has_ended: ask also for that of a delivery whose end was reported: its process may not be gone yet.
         """
-        at = self._renewed_at + self.interval
-        return at if at > now or self._running() else float("inf")
-
-    def due(self, now: float) -> Hold | None:
-        """Its hold if that is to be renewed now; this also sets the next time."""
-        if self.due_at > now:
-            return None
-        if self._hold is None:
-            hold = self.hold()
-            if hold is None:
-                self._renewed_at, self.interval = now, min(2 * self.interval, MAX_CHECK)
-                return None
-            self.interval = hold.ttl * trust.RENEW_AFTER
-            if self.due_at > now:
-                return None
-        self.renew_after(self.interval)
-        return self.hold()
-
-    def hold(self) -> Hold | None:
-        """The hold of what it carries out; None if it does nothing, or needs no lock."""
-        self._note(self._running())
+        delivery = self._delivery()
+        if delivery is not None and (has_ended or delivery.is_running):
+            hold, known = delivery.hold(), self._hold
+            # It may ask again under another owner, and has a place once taken.
+            if hold is not None and (known is None or known.owner != hold.owner):
+                self._hold = hold
         return self._hold
 
-    def keep_hold(self) -> None:
-        """Remember the hold, although the delivery's end was reported."""
-        self._note(self._delivery() if self._delivery else None)
-
-    def renew_after(self, seconds: float) -> None:
-        self._renewed_at = clock.now() + seconds - self.interval
-
-    def stop_at_last(self, hold: Hold) -> None:
+    def renewed(self, hold: RunHold, now: float) -> None:
         """Its hold was renewed: kill it if it was to stop long ago, but has neither done so nor killed itself, because
         it is frozen, or in C code that lets no other thread run.
         """
+        self._renewed_at = now
         if hold.superseded_by is None or self.hold() is not hold:
             return
         self._waited += 1
@@ -162,16 +145,6 @@ class _Child:
     def close(self) -> None:
         if self.pidfd is not None:
             os.close(self.pidfd)
-
-    def _note(self, delivery: Delivery | None) -> None:
-        """Remember the hold of a delivery, which may ask again under another owner, and has a place once taken."""
-        hold, known = delivery.hold() if delivery is not None else None, self._hold
-        if hold is not None and (known is None or known.owner != hold.owner):
-            self._hold = hold
-
-    def _running(self) -> Delivery | None:
-        delivery = self._delivery() if self._delivery else None
-        return delivery if delivery is not None and delivery.is_running else None
 
 
 class Children:
@@ -186,58 +159,55 @@ class Children:
     def __init__(self, store: Store, journal: JournalWriter, outage: Outage) -> None:
         self._store = store
         self._journal = journal
-        self._children: dict[int, _Child] = {}
-        #: Children that are gone, and whose pid another process has.
-        self._succeeded: list[_Child] = []
+        #: Also one that is gone, whose pid another process may have, until its lock is freed.
+        self._children: list[_Child] = []
         self._mutex = Mutex(threading.RLock)  # A cold shutdown's handler may have interrupted `assign`.
         self._thread: threading.Thread | None = None
         self._news = Pipe()
         self._outage = outage
-        #: When the thread goes on by itself.
-        self._wakes_at = 0.0
+        #: Whether the thread waits for news, however long that takes.
+        self._sleeps = False
         self._closed = False
 
     def start(self) -> None:
         """Start the thread, which a child may need before the first delivery is assigned."""
         with self._mutex.lock:
-            self._start_thread()
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="singleton-lock-children", daemon=True)
+                self._thread.start()
 
     def assign(self, pid: int, delivery: Delivery) -> None:
         """The child with this pid carries out `delivery` from now on."""
         with self._mutex.lock:
-            child = self._children.get(pid)
-            if child is not None and child.is_over:
-                # The pid is used again: this is another process.
-                self._succeeded.append(child)
-                child = None
-            if new := child is None:
-                child = self._children[pid] = _Child(pid)
+            child = next((child for child in self._children if child.pid == pid and not child.is_over), None)
+            if is_new := child is None:
+                child = _Child(pid)
+                self._children.append(child)
             child.carry_out(delivery)
-            if not self._start_thread() and (new or self._succeeded or child.due_at < self._wakes_at):
+            if is_new or self._sleeps:
                 self._news.give()
+            self.start()
 
-    def free_when_gone(self, pid: int | None) -> None:
-        """The child is being killed, and may still clean up: free its lock when it is gone."""
+    def free_when_gone(self, delivery: Delivery) -> None:
+        """The child with this delivery is being killed, and may still clean up: free its lock when it is gone."""
         with self._mutex.lock:
-            if pid is not None and (child := self._children.get(pid)) is not None:
-                child.keep_hold()
+            if (child := self._at(delivery)) is not None:
+                child.hold(has_ended=True)
 
-    def forget(self, pid: int, delivery: Delivery, within: float) -> bool:
+    def forget(self, delivery: Delivery, within: float) -> bool:
         """Forget the child that was lost with `delivery`, once it is gone.
 
         Returns:
             False if it is still there after so many seconds.
         """
         with self._mutex.lock:
-            child = self._children.get(pid)
-        if child is not None and not child.is_at(delivery):
-            return True  # Another process has its pid.
+            child = self._at(delivery)
         if child is not None and child.pidfd is not None and not _poll([child.pidfd], within):
-            self.free_when_gone(pid)
+            self.free_when_gone(delivery)
             return False
         with self._mutex.lock:
-            if child is not None and self._children.get(pid) is child:
-                del self._children[pid]
+            if child in self._children:
+                self._children.remove(child)
                 child.close()
         return True
 
@@ -246,13 +216,9 @@ class Children:
         self._closed = True
         self._news.give()
 
-    def _start_thread(self) -> bool:
-        """Start the thread, under the mutex; False if it is there."""
-        if self._thread is not None and self._thread.is_alive():
-            return False
-        self._thread = threading.Thread(target=self._run, name="singleton-lock-children", daemon=True)
-        self._thread.start()
-        return True
+    def _at(self, delivery: Delivery) -> _Child | None:
+        """The child that has this delivery; None if it is gone, or has the next one."""
+        return next((child for child in self._children if child.is_at(delivery)), None)
 
     def _run(self) -> None:
         while not self._has_ended():
@@ -273,33 +239,24 @@ class Children:
 
     def _wait(self) -> None:
         with self._mutex.lock:
-            pidfds = [child.pidfd for child in self._children.values() if child.pidfd is not None]
-            now = clock.now()
-            self._wakes_at = min((child.looked_at(now) for child in self._children.values()), default=float("inf"))
-            seconds = self._wakes_at - now
-        _poll([self._news.descriptor, *pidfds], None if seconds == float("inf") else max(seconds, 0.0))
+            pidfds = [child.pidfd for child in self._children if child.pidfd is not None]
+            self._sleeps = not any(child.is_busy for child in self._children)
+        _poll([self._news.descriptor, *pidfds], None if self._sleeps else LOOK)
         self._news.take()
 
     def _free_for_the_dead(self) -> None:
         with self._mutex.lock:
-            watched = {child.pidfd: child for child in self._children.values() if child.pidfd is not None}
-            dead = [watched[pidfd] for pidfd in _poll([*watched], 0.0)]
-            for child in dead:
-                del self._children[child.pid]
-            dead += self._succeeded
-            self._succeeded = []
-            for child in dead:
-                child.close()
+            dead = [child for child in self._children if child.is_over]
+            self._children = [child for child in self._children if child not in dead]
         for child in dead:
+            child.close()
             if (hold := child.hold()) is not None:
                 free(self._store, hold, self._journal)
 
     def _renew(self) -> None:
-        now, pairs = clock.now(), []
+        now = clock.now()
         with self._mutex.lock:
-            for child in self._children.values():
-                if (hold := child.due(now)) is not None:
-                    pairs.append((child, hold))
+            pairs = [(child, hold) for child in self._children if (hold := child.due(now)) is not None]
         if not pairs:
             return
         holds = [hold for _, hold in pairs]
@@ -307,30 +264,27 @@ class Children:
             renewed = self._store.renew(holds, timeout=trust.step_of(min(hold.ttl for hold in holds)))
         except LockUnavailable as error:
             self._outage.failed(error)
-            for child, hold in pairs:
-                child.renew_after(min(RETRY_AFTER, hold.ttl * trust.RETRY_SHARE))
-            return
+            return  # The next look tries again.
         self._outage.answered()
         with self._mutex.lock:
             for (child, hold), is_held in zip(pairs, renewed, strict=True):
                 # A child that has freed its lock has stopped: it may still store its end, and send what follows.
-                if is_held and self._children.get(child.pid) is child:
-                    child.stop_at_last(hold)
+                if is_held and child in self._children:
+                    child.renewed(hold, now)
 
 
-def free(store: Store, hold: Hold, journal: JournalWriter) -> None:
+def free(store: Store, run: RunHold, journal: JournalWriter) -> None:
     """Free the lock of a process that is gone, if the process still has it.
 
     The lock is abandoned rather than freed: what the process sent with its last breath may arrive after this.
     """
-    freed = store.abandon(hold)
+    freed = store.abandon(run)
     if freed is None:
-        logger.warning("%s could not be freed yet: no answer from %s; trying again", hold.key, store.server)
+        logger.warning("%s could not be freed yet: no answer from %s; trying again", run.key, store.server)
     elif freed:
-        run = hold if isinstance(hold, RunHold) else RunHold(hold, Holder())
-        journal.add(crash(run.task, hold.key, run.holder, limit=hold.limit))
+        journal.add(crash(run.task, run.key, run.holder, limit=run.limit))
         whose = f": {run}" if is_of_run(run.holder) else ""
-        key = with_label(hold.key, run.holder.label)
+        key = with_label(run.key, run.holder.label)
         logger.warning("%s: freed for a process that ended without freeing it%s", key, whose)
 
 

@@ -175,7 +175,7 @@ class SingletonRequest(WorkerRequest):
                 super().on_timeout(soft, timeout)
         finally:
             if (children := children_of.get(self.app)) is not None:
-                children.free_when_gone(self.worker_pid)
+                children.free_when_gone(self)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """It failed, by itself (`return_ok`) or because its child is gone."""
@@ -342,12 +342,12 @@ class SingletonRequest(WorkerRequest):
         dies and is noticed.
         """
         children = children_of.get(self.app)
-        if children is not None and self.worker_pid is not None and not children.forget(self.worker_pid, self, within):
+        if children is not None and not children.forget(self, within):
             return
         if (hold := self.hold()) is not None:
             self._free(hold)
 
-    def _free(self, hold: Hold) -> None:
+    def _free(self, hold: RunHold) -> None:
         runtime = Runtime.of(self.app)
         free(runtime.store, hold, runtime.journal)
 
@@ -404,7 +404,7 @@ class SingletonRequest(WorkerRequest):
 
     def _free_kept(self) -> Hold | None:
         if (hold := self._expected_hold(holder_of(self.task, self.context).reserved_as)) is not None:
-            self._free(hold)
+            self._free(RunHold(hold, Holder()))
         return hold
 
     def _end_attempt(self) -> None:

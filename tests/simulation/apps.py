@@ -65,6 +65,14 @@ SENT: dict[str, dict[str, Any]] = {
 }
 TASKS |= SENT
 
+#: Tasks of which a newer message takes the place of one that waits.
+REPLACES: dict[str, dict[str, Any]] = {
+    "shop.replaces": {"lock_scope": "until_executing", "on_duplicate": "replace", **_LATE},
+    "shop.replaces_early": {"lock_scope": "until_executing", "on_duplicate": "replace"},
+    "shop.replaces_behind": {**_BEHIND, "on_conflict": "retry", "on_duplicate": "replace", **_LATE},
+}
+TASKS |= REPLACES
+
 #: Tasks that end as the task that has their lock, and tasks of which only the newest message runs.
 _AGAIN: dict[str, Any] = {"max_retries": 2}
 JOINS: dict[str, dict[str, Any]] = {

@@ -74,6 +74,7 @@ def known() -> dict[str, set[str]]:
         clusters.a_slot_moves,
         *lines.SHAPES,
         *sendings.SHAPES,
+        sendings.takes_its_place,
         *sendings.IN_CANVAS,
         *sharing.OF_JOINED,
         *sharing.OF_NEWEST,

@@ -129,7 +129,8 @@ class QueueLock:
     seconds: float
     limit: int
     scope: str
-    replaced: Sequence[str] = ()
+    number: int | None = None
+    replaces: bool = False
     follows: Target | None = None
 
 
@@ -155,7 +156,8 @@ LISTS = {
     "queue": (
         QueueLock,
         re.compile(
-            r"\['shop\.\w+', '[^']*:queue', '[0-9a-f]{32}', [\d.]+, \d+, '[a-z_]+'(, \[('\w+')?\](, \['.+\])?)?\]"
+            r"\['shop\.\w+', '[^']*:queue', '[0-9a-f]{32}', [\d.]+, \d+, '[a-z_]+'"
+            r"(, (None|\d+), (True|False)(, \['.+\])?)?\]"
         ),
     ),
 }

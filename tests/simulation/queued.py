@@ -102,6 +102,7 @@ class Call:
     #: Messages that had ended so long before that nobody meets them.
     over: frozenset[str]
     is_sent: bool = False
+    returned_at: float | None = None
     failed_at: float | None = None
 
     @property
@@ -163,6 +164,7 @@ class Queued:
         """The message was sent, as far as its sender knows."""
         must, number = self.run.must, call.message.number
         must(call.is_sent, "message {} is sent, as its caller is told, and the broker has nothing", number)
+        call.returned_at = self.run.now
         claim = self.claim_of(call.task_id)
         if claim is not None:
             claim.is_sure = True
@@ -265,7 +267,8 @@ class Queued:
             claim = self.claims[owner] = self._claim(task_id, lock, process)
             claim.taken_at = call.began if is_first else self.run.now
             self._counts_its_countdown(claim, call.message, is_first)
-            self._is_only_one(claim, call.began if is_first else self.run.now)
+            if not self._is_replaced(claim):
+                self._is_only_one(claim, call.began if is_first else self.run.now)
         self._is_sent_again(claim, lock)
         # A message that a worker sends is certain as soon as the broker has it.
         claim.is_sure = claim.is_sure or not is_first
@@ -273,6 +276,14 @@ class Queued:
     def _claim(self, task_id: str, lock: inside.QueueLock, process: Process) -> Claim:
         key, owner = inside.of_lock(lock.key), lock.owner
         return Claim(task_id, lock.task, key, owner, lock.seconds, lock.scope, lock, process, self.run.now)
+
+    def _is_replaced(self, newer: Claim) -> bool:
+        """Whether it, or another message with its lock, comes in the place of another: each may lose its lock."""
+        claims = [claim for claim in self.claims.values() if claim.key == newer.key]
+        is_one = any(claim.lock.replaces for claim in claims)
+        for claim in claims:
+            claim.is_void |= is_one
+        return is_one
 
     def _is_sent_again(self, claim: Claim, lock: inside.QueueLock) -> None:
         claim.sent_at, claim.seconds = self.run.now, max(lock.seconds, claim.seconds)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tests.simulation.apps import SENT, words_of
+from tests.simulation.apps import REPLACES, SENT, words_of
 from tests.simulation.plan import KINDS, Fault, Message, Plan, Shape, one_of
 
 #: Faults of messages, their senders and the workers that start them, with weights and longest durations in seconds.
@@ -38,6 +38,9 @@ OF_WORKERS = (
     *("cut there", "cut back", "slow", "delivered again", "acknowledgement lost", "broker cut"),
 )
 
+#: Share of the plans in which a newer message takes the place of one that waits.
+REPLACE = 0.15
+
 #: Seconds after everything until each job is sent once more: by then, leftovers have expired.
 AGAIN = 32.0
 
@@ -45,6 +48,8 @@ AGAIN = 32.0
 def draw_sent(seed: int, _: int | None) -> Plan:
     """The plan of a seed."""
     rng = random.Random(f"sent by {seed}")
+    if random.Random(f"replaces by {seed}").random() < REPLACE:
+        return _and_again(one_of((takes_its_place,), bare(seed, rng, "sent", (3.0, 6.0)), rng), rng)
     return _and_again(one_of(SHAPES, bare(seed, rng, "sent", (3.0, 6.0)), rng), rng)
 
 
@@ -175,6 +180,28 @@ def answered_unheard(plan: Plan, rng: random.Random) -> Plan:
     silent = Fault(round(asks - 0.01, 3), "cut back", rng.choice((0, 0, 0, 1)), round(rng.uniform(3.5, 6.5), 3))
     plan = replace(plan, ttl=rng.choice((6.0, 10.0)), workers=2, concurrency=1, visibility=60.0, in_turns=True)
     return with_sent(plan, (*before, message), [silent])
+
+
+def takes_its_place(plan: Plan, rng: random.Random) -> Plan:
+    """Messages are sent while an older one waits, which is due later, or begins just then."""
+    task = rng.choice(tuple(REPLACES))
+    latency = round(rng.choice((0.0, 0.0, 0.01, 0.03)) * plan.ttl, 4)
+    until = rng.choice((0.5, 2.0, 4.0))
+    messages = tuple(
+        Message(
+            round(rng.uniform(0.05, until), 3), task, rng.choice("aaab"), number,
+            f"takes={rng.choice((0.1, 0.5, 2.0))}",
+            sent=rng.choice(("", "", "countdown=1", f"countdown={round(rng.uniform(0.5, 5.0), 2):g}")),
+        )
+        for number in range(rng.randint(3, 7))
+    )  # fmt: skip
+    kinds = ("sender dies as it has sent", "sender dies before it sends", "sender cut back", "sending unheard")
+    kinds = (*kinds, "delivered again", "delivered again", "child killed at a start", "wall clock set", "message lost")
+    faults = [
+        Fault(round(rng.uniform(0.05, until), 3), rng.choice(kinds), rng.randrange(9), round(rng.uniform(0.1, 3.0), 3))
+        for _ in range(rng.choice((0, 0, 1, 1, 2)))
+    ]
+    return with_sent(replace(plan, latency=latency), messages, faults)
 
 
 def parts_of_canvas(plan: Plan, rng: random.Random) -> Plan:

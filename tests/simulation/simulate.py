@@ -23,6 +23,7 @@ from tests.simulation.plan import Plan, draw
 from tests.simulation.putbacks import PutBacks, given_to_messages
 from tests.simulation.queued import Queued
 from tests.simulation.refusals import Refusals
+from tests.simulation.replacing import Replacing
 from tests.simulation.reserved import Reserved
 from tests.simulation.scheduler import Simulation, active, begin
 from tests.simulation.worker import Worker
@@ -135,6 +136,7 @@ def _begin_sent(world: World) -> Checker:
     _start_workers(world)
     checker = Checker(world)
     checker.queued = Queued(world)
+    checker.replacing = Replacing(world, checker.queued)
     senders.begin(world, checker.queued)
     return checker
 
@@ -161,6 +163,8 @@ class Checker:
         self.refusals = Refusals(world)
         #: The checker of messages that have a lock while they wait, if there are any.
         self.queued: Queued | None = None
+        #: And of those that take the place of others.
+        self.replacing: Replacing | None = None
         #: Ids that the plan gives to several messages; the other checkers know a message by its id.
         self._shared = {message.sent.removeprefix("id=") for message in world.plan.messages if "id=" in message.sent}
         self._calm_at = world.plan.calm_at
@@ -197,6 +201,8 @@ class Checker:
             self.refusals.note_end(task_id, state, result)
             if self.queued is not None:
                 self.queued.has_ended(task_id)
+            if self.replacing is not None:
+                self.replacing.note_end(task_id, state, result)
 
     def look(self) -> None:
         """Check, whenever time is about to advance."""
@@ -264,6 +270,8 @@ class Checker:
         self.newest.look_at_the_end()
         if self.queued is not None:
             self.queued.look_at_the_end()
+        if self.replacing is not None:
+            self.replacing.look_at_the_end()
 
     @trouble.excuse
     def _may_be_lost(self, message: Any) -> bool:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
+from celery.app.task import Context
 
 from celery_singleton_lock import Aborted, clock
 from celery_singleton_lock.lease import Lease
@@ -32,7 +33,7 @@ def test_body_that_was_struck_at_its_start_leaves_nothing_behind() -> None:
     """`Aborted` comes in `__enter__` itself, so `__exit__` is never called: the next signal is somebody else's."""
     got: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
-    body = Body(lease())
+    body = Body(lease(), Context())
     try:
         body.__enter__()
         with pytest.raises(Aborted):
@@ -51,7 +52,7 @@ def test_process_is_not_killed_while_it_sends(monkeypatch: pytest.MonkeyPatch) -
     now, killed = itertools.count(step=100.0), list[Lease]()
     monkeypatch.setattr(interrupt, "_kill_this_child", killed.append)
     monkeypatch.setattr(interrupt, "clock", SimpleNamespace(now=lambda: next(now)))
-    body = Body(Lease("k", "o", ttl=TTL, fence=1, sent_at=0.0))
+    body = Body(Lease("k", "o", ttl=TTL, fence=1, sent_at=0.0), Context())
     with suppress(Aborted), body:
         with body.sending():
             for _ in range(3):

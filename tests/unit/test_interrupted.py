@@ -107,7 +107,7 @@ def test_cold_shutdown_uses_what_it_has_interrupted(which: str) -> None:
         ends = is_used_within(reports._mutex.lock, reports.receive)
     elif which == "children":
         family = Children(store, JournalWriter(None, lambda: None, 0), Heartbeat(store).outage)
-        ends = is_used_within(family._mutex.lock, lambda: family.free_when_gone(1))
+        ends = is_used_within(family._mutex.lock, lambda: family.free_when_gone(Mock()))
     elif which == "line":
         line = Line(store, lambda _: False, lambda: False, in_loop=True)
         ends = is_used_within(line._mutex.lock, lambda: line.park(Mock(has_begun=True), "k", 0.0, 1))

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from kombu import Queue
 
-from celery_singleton_lock import LockConflict, LockLost, LockUnavailable
+from celery_singleton_lock import LockConflict, LockLost, LockUnavailable, SingletonTask
 from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
-from tests.inside import at_question, raise_at_call, silence
+from tests.inside import at_question, do_at_call, silence
 
 #: More questions than a message asks the lock server.
 QUESTIONS = 8
+
+
+@pytest.fixture(autouse=True)
+def signal_interrupts() -> Iterator[None]:
+    """As in a child of a prefork pool, whose soft time limits are this signal."""
+
+    def raise_it(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, raise_it)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def interrupt() -> None:
+    """Strike as a soft time limit does."""
+    signal.raise_signal(signal.SIGUSR1)
 
 
 class Interrupted(Exception):
@@ -202,14 +221,14 @@ class TestLoss:
         """A lock is lost just when its server is slow to answer, and a soft time limit strikes."""
 
         def body() -> None:
-            stack.enter_context(at_question(bench.app, number, raises(TimeoutError("struck"))))
+            stack.enter_context(at_question(bench.app, number, interrupt))
             self.lose(bench, task)
 
         task = bench.task(body, acks_late=True)
         message = bench.send(task)
         with ExitStack() as stack:
             end = bench.deliver(message)
-        assert isinstance(end, (LockLost, TimeoutError))
+        assert isinstance(end, (LockLost, Interrupted))
         bench.forget(message)
         bench.later(11.0)
         assert repr(bench.deliver(message, redelivered=True)) == repr(end)
@@ -258,7 +277,7 @@ class TestInterrupted:
         """If the body has run, it comes too late."""
         task = bench.task((lambda: "ran") if error is None else raises(error), acks_late=True)
         message = bench.send(task)
-        with at_question(bench.app, number, raises(Interrupted()), when):
+        with at_question(bench.app, number, interrupt, when):
             end = bench.deliver(message)
         assert is_free(task)
         if bench.runs:
@@ -278,7 +297,7 @@ class TestInterrupted:
         number, where = 1, list[list[str]]()
 
         def body() -> str:
-            where[:] = [raise_at_call(number, Interrupted())]
+            where[:] = [do_at_call(number, interrupt)]
             if own != "ran":
                 raise ValueError("own")
             return own
@@ -300,12 +319,18 @@ class TestInterrupted:
         assert own in ends
         assert len(ends) <= 2
 
+    def test_next_task_is_interrupted_as_ever(self, bench: Bench) -> None:
+        """That what follows a body is not, ends with its message."""
+        assert bench.deliver(bench.send(bench.task())) == "ran"
+        for base in (Task, SingletonTask):
+            assert isinstance(bench.deliver(bench.send(bench.task(interrupt, base=base))), Interrupted)
+
     @pytest.mark.parametrize("number", range(1, QUESTIONS))
     @pytest.mark.parametrize("policy", ["retry", "skip", "raise", "join", "rerun"])
     def test_interruption_of_a_refusal(self, bench: Bench, policy: str, number: int) -> None:
         task = bench.task(acks_late=True, on_conflict=policy)
         message = bench.send(task)
-        with hold_lock(task), at_question(bench.app, number, raises(Interrupted())):
+        with hold_lock(task), at_question(bench.app, number, interrupt):
             end = bench.deliver(message)
         waiting = bench.queued()
         assert len(waiting) == (end == "PENDING"), "it has an end, or comes again"
@@ -318,7 +343,7 @@ class TestInterrupted:
     @pytest.mark.parametrize("number", range(1, QUESTIONS))
     def test_interrupted_copy_leaves_the_end_to_the_running_one(self, bench: Bench, number: int) -> None:
         def body() -> str:
-            with at_question(bench.app, number, raises(Interrupted())):
+            with at_question(bench.app, number, interrupt):
                 bench.deliver(message, redelivered=True)
             return "ran"
 
@@ -339,7 +364,7 @@ class TestInterrupted:
         second = bench.put_back()
         with pytest.raises(LockConflict):
             is_free(task)
-        with at_question(bench.app, number, raises(Interrupted())):
+        with at_question(bench.app, number, interrupt):
             bench.deliver(second)
         assert is_free(task)
 
@@ -350,7 +375,7 @@ class TestInterrupted:
     ) -> None:
         task = bench.task(acks_late=True, lock_scope=scope)
         message = bench.send(task)
-        with at_question(bench.app, number, raises(Interrupted())):
+        with at_question(bench.app, number, interrupt):
             end = bench.deliver(message)
         assert bench.send(task).id != message.id
         assert end == "ran" or not bench.runs

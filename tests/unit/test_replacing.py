@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery.exceptions import TaskRevokedError
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock import DuplicateResult, InvalidOption, LockSuperseded
+from celery_singleton_lock import DuplicateResult, InvalidOption, LockSuperseded, LockUnavailable, clock
+from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.stores.base import LockRequest
+from celery_singleton_lock.task import sending
 from tests.bench import Bench, raises
 from tests.inside import at_question
 from tests.patience import LIMIT
@@ -40,6 +44,75 @@ def test_newest_message_runs_and_older_ones_never(bench: Bench) -> None:
         bench.later(11.0)
         bench.deliver(message, redelivered=True)
     assert bench.runs == [newest.id]
+
+
+def test_older_message_never_runs_however_late_its_date(bench: Bench) -> None:
+    task = replaced(bench, lock_queue_ttl=None)
+    older = bench.send(task, countdown=200_000.0)
+    Runtime.of(bench.app).confirmations.send_all()
+    newest = bench.send(task)
+    assert bench.deliver(newest) == "ran"
+    bench.later(200_001.0)
+    bench.deliver(older)
+    assert bench.runs == [newest.id]
+
+
+@pytest.mark.parametrize(("ahead", "behind"), [(0.0, 0.0), (50.0, 0.0), (0.0, -50.0)])
+def test_newest_runs_though_the_sender_before_could_not_say_it_had_come(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, ahead: float, behind: float
+) -> None:
+    """Whatever the clocks of both senders say."""
+    task, store, wall = replaced(bench), Runtime.of(bench.app).store, clock.wall
+    older, acquire = bench.send(task), store.acquire
+
+    def unanswered(request: LockRequest) -> Any:
+        if request.arrival is not None:
+            raise LockUnavailable(store.server, "no answer")
+        return acquire(request)
+
+    with monkeypatch.context() as lost:
+        lost.setattr(store, "acquire", unanswered)
+        lost.setattr(sending, "clock", SimpleNamespace(**{**vars(clock), "wall": lambda: wall() + ahead}))
+        unheard = bench.send(task)
+    bench.later(1.0)
+    with monkeypatch.context() as late:
+        late.setattr(sending, "clock", SimpleNamespace(**{**vars(clock), "wall": lambda: wall() + behind}))
+        newest = bench.send(task)
+    bench.later(60.0)
+    for message in (unheard, older, newest):
+        bench.deliver(message)
+    assert bench.runs[-1] == newest.id
+
+
+@pytest.mark.parametrize("behind", [0.0, -500.0])
+def test_newest_runs_though_the_oldest_was_sent_when_the_task_replaced_none(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, behind: float
+) -> None:
+    """That one is in no order: it runs as well."""
+    task, wall = replaced(bench, on_duplicate="existing"), clock.wall
+    oldest = bench.send(task)
+    task.on_duplicate = "replace"
+    older = bench.send(task)
+    with monkeypatch.context() as late:
+        late.setattr(sending, "clock", SimpleNamespace(**{**vars(clock), "wall": lambda: wall() + behind}))
+        newest = bench.send(task)
+    for message in (oldest, older, newest):
+        bench.deliver(message)
+    assert bench.runs == [oldest.id, newest.id]
+
+
+@pytest.mark.parametrize("off", [0.0, -50.0, 50.0])
+def test_one_of_two_runs_that_replace_a_message_at_the_same_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, off: float
+) -> None:
+    task, wall, sent = replaced(bench), clock.wall, []
+    oldest = bench.send(task)
+    monkeypatch.setattr(sending, "clock", SimpleNamespace(**{**vars(clock), "wall": lambda: wall() + off}))
+    with at_question(bench.app, 1, lambda: sent.append(bench.send(task)), "after"):
+        sent.append(bench.send(task))
+    for message in (oldest, *sent):
+        bench.deliver(message)
+    assert bench.runs == [sent[-1].id]
 
 
 def test_newest_message_has_the_lock_when_the_older_one_has_ended(bench: Bench) -> None:
@@ -128,7 +201,7 @@ def test_older_message_may_start_at_any_moment(bench: Bench, number: int) -> Non
 
 @pytest.mark.parametrize("number", range(1, QUESTIONS))
 def test_older_message_that_started_at_any_moment_comes_again(bench: Bench, number: int) -> None:
-    """Its worker has died: it runs again, though it has no lock any more."""
+    """Its worker has died. It runs again, or is superseded by a message that is sure to run."""
 
     def dies_once() -> str:
         if bench.runs == [older.id]:
@@ -138,9 +211,69 @@ def test_older_message_that_started_at_any_moment_comes_again(bench: Bench, numb
     task = replaced(bench, dies_once, acks_late=True, reject_on_worker_lost=True)
     older = bench.send(task)
     with at_question(bench.app, number, lambda: bench.deliver(older)):
-        task.delay()
+        newest = task.delay()
     if bench.runs:
-        assert bench.deliver(older, redelivered=True) == "ran"
+        assert bench.deliver(older, redelivered=True) in ("ran", "REVOKED")
+    for message in bench.queued():
+        bench.deliver(message)
+    assert newest.result == "ran"
+
+
+def test_older_message_does_not_run_after_the_newest_when_it_is_delivered_again(bench: Bench) -> None:
+    """Nobody can tell whether it had started; the newest did its work."""
+    task = replaced(bench, acks_late=True)
+    older, newest = bench.send(task), bench.send(task)
+    assert bench.deliver(newest) == "ran"
+    assert bench.deliver(older, redelivered=True) == "REVOKED"
+    assert bench.runs == [newest.id]
+
+
+def test_newest_counts_when_the_senders_clock_is_wrong(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = replaced(bench)
+    first = bench.send(task)
+    with monkeypatch.context() as behind:
+        behind.setattr(clock, "wall", lambda: 1.0)
+        second = bench.send(task)
+    third = bench.send(task)
+    assert bench.deliver(third) == "ran"
+    for older in (second, first):
+        assert bench.deliver(older) == "REVOKED"
+    assert bench.runs == [third.id]
+
+
+def test_newest_counts_when_the_servers_clock_was_set_back(bench: Bench) -> None:
+    task = replaced(bench)
+    bench.later(3600.0)
+    first = bench.send(task)
+    bench.later(-1800.0)
+    second = bench.send(task)
+    assert bench.deliver(second) == "ran"
+    assert bench.deliver(first) == "REVOKED"
+    assert bench.runs == [second.id]
+
+
+def test_message_whose_sender_died_replaces_the_older_one_as_it_starts(bench: Bench) -> None:
+    task = replaced(bench)
+    older = bench.send(task)
+    with suppress(SystemExit), at_question(bench.app, 2, raises(SystemExit())) as asked:
+        task.delay()
+    assert len(asked) == 2
+    (newest,) = bench.queued()
+    assert bench.deliver(newest) == "ran"
+    assert bench.deliver(older) == "REVOKED"
+    assert bench.runs == [newest.id]
+
+
+def test_lock_of_a_message_that_starts_before_its_sender_says_so_ends(bench: Bench) -> None:
+    task = replaced(bench)
+    older = bench.send(task)
+    with at_question(bench.app, 2, lambda: [bench.deliver(message) for message in bench.queued()]) as asked:
+        newest = task.delay()
+    assert len(asked) == 2
+    assert newest.result == "ran"
+    assert bench.deliver(older) == "REVOKED"
+    task.on_duplicate = "existing"
+    assert not isinstance(task.delay(), DuplicateResult)
 
 
 @pytest.mark.parametrize("number", range(1, QUESTIONS))

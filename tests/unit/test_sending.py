@@ -363,6 +363,21 @@ class TestEnds:
         assert not is_free(task)
         assert bench.deliver(message)
 
+    def test_also_if_the_next_attempt_is_sent_at_the_second_try(self, bench: Bench) -> None:
+        """The message names its lock's owner already: no try may have another one."""
+
+        def body() -> str:
+            if len(bench.runs) == 1:
+                with first_try_fails(bench.app):
+                    task.retry(countdown=0)
+            return "ran"
+
+        task = queued(bench, body)
+        bench.deliver(bench.send(task))
+        assert not is_free(task)
+        assert bench.deliver(bench.put_back()) == "ran"
+        assert is_free(task)
+
     @pytest.mark.parametrize("scope", ["until_executing", "until_executed", "until_and_while_executing"])
     @pytest.mark.parametrize(
         "end", [ValueError(), Ignore(), Reject(), SystemExit()], ids=lambda end: type(end).__name__

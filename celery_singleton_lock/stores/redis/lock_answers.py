@@ -133,6 +133,8 @@ def _in_the_way(answer: Sequence[Any], message: str) -> Held | Record:
     if kind in (Answer.HELD, Answer.NEWEST, Answer.SUPERSEDED):
         value, pttl, *about = rest
         found = parse_held(value, pttl)
+        if found.holder is not None and found.holder.order:
+            found = replace(found, fence=_fence_in(value))  # Whoever takes its place gets a higher number.
         if kind == Answer.SUPERSEDED:
             return Superseded(found.holder, found.owner, found.remaining, by=task_of_member(about[0]))
         return replace(found, arrived=about[0]) if about else found

@@ -14,7 +14,7 @@ from celery_singleton_lock.stores.base import Arrival, Held, Record, Reservation
 from celery_singleton_lock.stores.store import Store
 from tests.contract.store_contract.asking import TTL, ask, taken
 
-FIRST, SECOND, THIRD = (Holder(name, sending=f"{name}'s") for name in ("first", "second", "third"))
+FIRST, SECOND, THIRD = (Holder(name, pid=1, sending=f"{name}'s") for name in ("first", "second", "third"))
 
 
 #: The task in whose order the messages come.
@@ -138,10 +138,10 @@ class NewestContract:
         come(store, SECOND)
         assert isinstance(running, Lease)
         store.free(running)
-        assert isinstance(come(store, replace(FIRST, retries=1)), Superseded)
+        assert isinstance(come(store, replace(FIRST, retries=1, pid=0)), Superseded)
 
     def test_retry_has_the_lock_that_was_kept_for_it(self, store: Store) -> None:
-        running, following = come(store, FIRST), replace(FIRST, retries=1)
+        running, following = come(store, FIRST), replace(FIRST, retries=1, pid=0)
         come(store, SECOND)
         assert isinstance(running, Lease)
         store.free(running, reservation=Reservation(following, TTL))
@@ -259,7 +259,7 @@ class NewestContract:
 
     def test_what_is_kept_for_an_older_one_is_taken(self, store: Store) -> None:
         first, second, _ = STOPPABLE
-        running, following = come(store, first, stops=True), replace(first, retries=1)
+        running, following = come(store, first, stops=True), replace(first, retries=1, pid=0)
         assert isinstance(running, Lease)
         store.free(running, reservation=Reservation(following, TTL))
         newest = come(store, second, stops=True)
@@ -271,7 +271,7 @@ class NewestContract:
     def test_newest_waits_for_a_reservation_beside_a_running_task(self, store: Store) -> None:
         """The running task may have a higher limit, under the same name."""
         first, second, _ = STOPPABLE
-        running, following = come(store, first, stops=True), replace(first, retries=1)
+        running, following = come(store, first, stops=True), replace(first, retries=1, pid=0)
         assert isinstance(running, Lease)
         beside = taken(store, holder=THIRD, limit=2)
         store.free(running, reservation=Reservation(following, TTL / 2))
@@ -282,7 +282,7 @@ class NewestContract:
     def test_reservation_for_an_older_message_is_freed_when_that_comes(self, store: Store) -> None:
         """The newest came before the lock was reserved."""
         first, second, _ = STOPPABLE
-        running, following = come(store, first, stops=True), replace(first, retries=1)
+        running, following = come(store, first, stops=True), replace(first, retries=1, pid=0)
         come(store, second, stops=True)
         assert isinstance(running, Lease)
         store.free(running, reservation=Reservation(following, TTL))

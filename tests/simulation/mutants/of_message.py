@@ -48,6 +48,12 @@ MUTANTS = (
         old="message.put_back_count(other) + (other == reason) for",
         new="message.put_back_count(other) for",
     ),
+    _requeue(
+        "a message that is put back keeps its number in the order of its key",
+        old='        known["arrived"] = number\n',
+        new="        pass\n",
+        kind="newest",
+    ),
     Mutant(
         "a copy is due later each time",
         file="clock.py",

@@ -124,6 +124,12 @@ MUTANTS = (
         new="return Reservation(following, 0.05)",
     ),
     _run(
+        "a node of a Redlock that keeps the lock for a retry which has run is told so",
+        old="        if ended is not None and it.options.retain_on_retry and it.request.retries:\n",
+        new="        if False:\n",
+        nodes=3,
+    ),
+    _run(
         "a message counts as reported when all that follows on it was sent",
         old="                settle_after(it, ended)\n",
         new="                it.runtime.records.replace(\n"
@@ -228,8 +234,8 @@ MUTANTS = (
     ),
     _children(
         "a main process frees only what a dead child had",
-        old="dead = [watched[pidfd] for pidfd in _poll([*watched], 0.0)]",
-        new="dead = [*watched.values()]",
+        old="dead = [child for child in self._children if child.is_over]",
+        new="dead = [*self._children]",
     ),
     _children(
         "the lock of a dead child is free at once",
@@ -238,18 +244,18 @@ MUTANTS = (
     ),
     _children(
         "what a child sent with its last breath takes nothing",
-        old="    freed = store.abandon(hold)\n",
-        new="    freed = store.free(hold)\n",
+        old="    freed = store.abandon(run)\n",
+        new="    freed = store.free(run)\n",
     ),
     _children(
         "nothing is freed of a new child that has a dead one's pid",
-        old="            if child is not None and child.is_over:\n",
-        new="            if child is not None and child.pid < 0:\n",
+        old="if child.pid == pid and not child.is_over), None)",
+        new="if child.pid == pid), None)",
     ),
     _children(
         "the lock of a lost child is free although a new one has its pid",
-        old="        if child is not None and not child.is_at(delivery):\n",
-        new="        if child is not None and child.pid < 0:\n",
+        old="        return next((child for child in self._children if child.is_at(delivery)), None)\n",
+        new="        return next((child for child in self._children), None)\n",
     ),
     Mutant(
         "a waiter frees the lock of a dead process of its host whose pid another one has",

@@ -74,6 +74,16 @@ MUTANTS = (
         new="        result = cls(uuid(), backend",
     ),
     _sending(
+        "a message knows its place among those that replace each other",
+        old="number=fence)",
+        new="number=None)",
+    ),
+    _sending(
+        "a message that replaces another one is the newest when it has come",
+        old="newest = replace(lock, number=None)",
+        new="newest = replace(lock, number=1)",
+    ),
+    _sending(
         "lock_queue_ttl counts from when the message is due",
         old="        return min(delay + options.queue_ttl, MAX_QUEUE_TTL)\n",
         new="        return min(options.queue_ttl, MAX_QUEUE_TTL)\n",
