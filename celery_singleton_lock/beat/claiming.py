@@ -130,7 +130,7 @@ class Claiming(PunctualScheduler):
             put_off(self, entry, min(refusal.remaining, AGAIN))
             return False, 0.0
         if self._claims.granted(entry) is None:
-            raise NotNow  # It took too long.
+            raise NotNow  # It took too long: by now, another beat may have sent the tick.
         return None
 
     def _send(self, entry: Any, tick: Tick, producer: Any) -> bool:

@@ -77,9 +77,9 @@ def exporter(ctx: click.Context, port: int, host: str, **_: Any) -> None:
         from celery_singleton_lock.contrib.prometheus import LockCollector
     except ImportError as error:
         raise click.ClickException(str(error)) from error
-    with command.runtime_of(ctx) as runtime:
+    with command.runtime_of(ctx):
         registry = CollectorRegistry()
-        registry.register(LockCollector(runtime))
+        registry.register(LockCollector(ctx.obj.app))
         try:
             server, thread = start_http_server(port, host, registry)
         except OSError as error:

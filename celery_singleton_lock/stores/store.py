@@ -191,8 +191,7 @@ class Store(Inspector, Protocol):
 
         Args:
             holds: the holds to renew; leases among them are trusted anew by this call.
-            timeout: seconds that each step (connect, read) may take; there is no second try here, except that a broken
-                connection is replaced.
+            timeout: seconds that each step (connect, read) may take; there is no second try here.
 
         Raises:
             LockUnavailable: no answer, or an error; nothing is known about any of them.

@@ -184,11 +184,8 @@ def _end_refused(acquisition: Acquisition, found: Held) -> Any:
         joins = sharing.joinable(it, found) if policy == JOIN else None
         if policy == JOIN and joins is None:
             policy = "retry" if has_replaced else "raise"
-        ended = None if joins is None else sharing.end_by_now(acquisition, joins)
     except Exception as error:  # noqa: BLE001 - it is the user's
         return fail(acquisition, error, met)
-    if ended is not None:
-        return _report(acquisition, ended)
     # A copy in line is held for long, and asks less often than a limit on the number of tries assumes.
     is_in_line = decide.bound_of(it.options, policy, waits=waits) is None
     decision = decide.refused(policy, met, is_in_line=is_in_line, is_shared=_shares_id(it, met))
@@ -204,7 +201,7 @@ def _end_as_copy(acquisition: Acquisition, found: Held | Record) -> Any:
         ended = _stand_by(it, found) if isinstance(found, Held) else _end_again(it, found)
         if isinstance(ended.error, ResultLost) and isinstance(found, Record) and ends.read(found)[0].mark:
             # That task may still have what such a record could not keep.
-            ended = sharing.end_by_now(acquisition, it.message.note.joins) or ended
+            ended = sharing.end_by_now(acquisition) or ended
     except Concluded:
         raise
     except Exception as error:  # noqa: BLE001 - a soft time limit, say

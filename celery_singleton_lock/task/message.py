@@ -212,6 +212,10 @@ class Target(NamedTuple):
             self.task_id, retries=self.retries, replaced=self.replaced, sending=self.sending, record=record
         ).message
 
+    def as_sent(self) -> Target:
+        """The message as it was sent, before its first attempt."""
+        return self._replace(replaced=0, retries=0, since=0.0, goes_on=False)
+
     def name_of_heir(self, task_name: str) -> Holder:
         """The name under which the message is recorded that runs in its place, since it is gone without an end."""
         return Holder(record=f"heir:{self.message(task_name)}:{self.since:.6f}")

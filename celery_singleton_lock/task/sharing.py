@@ -37,7 +37,7 @@ from celery_singleton_lock.task import ends, requeue
 from celery_singleton_lock.task.acquisition import Acquisition
 from celery_singleton_lock.task.decide import SETTLING
 from celery_singleton_lock.task.ends import REPLACED, End, Outcome
-from celery_singleton_lock.task.message import RequestLike, Target, Waits, record_name
+from celery_singleton_lock.task.message import RequestLike, Target, Waits
 from celery_singleton_lock.task.queue_lock import OF_EACH_MESSAGE, Queued, is_by_time
 from celery_singleton_lock.task.turn import Execution, journal_end
 
@@ -100,11 +100,9 @@ def acquire(acquisition: Acquisition) -> Lease | Held | Record | End | None:
     return (joining.with_lock(found) or found) if isinstance(found, Lease) else found
 
 
-def end_by_now(acquisition: Acquisition, joined: Target | None) -> End | None:
-    """How the message has ended that this one is to end as: the one that it has `joined`, or else its leader. None if
-    that is not known, or there is none. That message may keep its lock after its end, see `lock_at_least_for`.
-    """
-    it = acquisition.execution
+def end_by_now(acquisition: Acquisition) -> End | None:
+    """How the message has ended that this one has ended as; None if that is not known any more, or there is none."""
+    it, joined = acquisition.execution, acquisition.execution.message.note.joins
     with suppress(LockUnavailable):  # It is looked at later.
         found: End | NotYet | _Gone | None = None
         if joined is not None:
@@ -189,9 +187,8 @@ class Joining:
     def _take_over(self) -> None:
         it = self._execution
         logger.info("%s runs: task %s, which it had joined, has not ended", it, self.joined.task_id)
-        own = Target.of(it.holder) or ()
-        name = self.joined.name_of_heir(it.task.name)
-        it.runtime.store.remember(self._key, ends.notice(name, own, it.runtime.settings.done_ttl))
+        own = Target.of(it.holder)
+        it.runtime.store.remember(self._key, _names_heir(it, self.joined, own))
 
     def _put_back(self, later: NotYet) -> NoReturn:
         it = self._execution
@@ -264,14 +261,26 @@ class Joining:
 
     def _heir_of(self, joined: Target) -> Target | None:
         """The copy that ran in place of a task; None if there was none, or it was this one."""
-        it = self._execution
-        name = joined.name_of_heir(it.task.name).message
-        heir = Target.read(ends.noticed(it.runtime.store.recorded(self._key, name)))
-        return None if heir is None or heir.sending == it.holder.sending else heir
+        return _heir_of(self._execution, self._key, joined)
 
     def _recorded(self, joined: Target) -> Record | None:
         it = self._execution
         return it.runtime.store.recorded(self._key, joined.message(it.task.name))
+
+
+def _heir_of(execution: Execution, key: str, target: Target) -> Target | None:
+    """The message that runs in place of its target, as is recorded beside the lock `key`; None if there is none, or it
+    is this one.
+    """
+    name = target.name_of_heir(execution.task.name).message
+    heir = Target.read(ends.noticed(execution.runtime.store.recorded(key, name)))
+    return None if heir is None or heir.sending == execution.holder.sending else heir
+
+
+def _names_heir(execution: Execution, target: Target, heir: Target | None) -> Record:
+    """The record that says which message runs in place of its target."""
+    name = target.name_of_heir(execution.task.name)
+    return ends.notice(name, heir or (), execution.runtime.settings.done_ttl)
 
 
 def as_end(stored: Mapping[str, Any]) -> End | None:
@@ -363,14 +372,17 @@ class Following:
             seen.add(this)
             met = self._held(self._lock.key)
             if any(held.owner == self._lock.owner for held in met):
-                other = self._go_on_leading()
+                self._brought.leads()
+                # Maybe by an answer that was lost, so that the others do not know.
+                other = None if self._execution.message.may_have_begun else self._confirm()
             elif self._is_to_run():
                 return None
             else:
                 answer = self.look_at_leader(met)
                 if not isinstance(answer, _Gone):
                     return answer
-                if (other := self._heir()) is None and self._is_over():
+                other = _heir_of(self._execution, self._lock.key, self._leader.as_sent())
+                if other is None and self._is_over():
                     return None
                 other = other or self._lead()
             if not isinstance(other, Target):
@@ -452,11 +464,6 @@ class Following:
             return NotYet(SETTLING)
         return None if stored is None else as_end(stored) or _Gone()
 
-    def _heir(self) -> Target | None:
-        """The message to follow in place of a leader that is gone; None if there is none, or it is this one."""
-        heir = self._recorded_heir()
-        return None if heir is None or self._is_this(heir) else heir
-
     def _lead(self) -> Target | End | NotYet | None:
         """Take the lock of the leader, which is gone.
 
@@ -473,57 +480,34 @@ class Following:
             return self._confirm()
         return None if met.holder is None else Target.waiting(met.holder)
 
-    def _go_on_leading(self) -> Target | End | NotYet | None:
-        """This message has the lock, maybe by an answer that was lost, so that the others do not know; otherwise as
-        `_lead`.
-        """
-        self._brought.leads()
-        heir = self._recorded_heir()
-        if heir is not None and not self._is_this(heir):
-            return heir  # The heir is gone, too, and this message has its lock.
-        if heir is not None or self._runs_in(self._held(self._execution.key)):
-            return None
-        return self._confirm()
-
     def _confirm(self) -> Target | End | NotYet | None:
-        """This message has taken the lock: record it in the leader's place; otherwise as `_lead`."""
-        if self._lock.ends_at_start and self._runs_in(self._held(self._execution.key)):
-            self._brought.give_back()  # A copy of this message runs: it had the lock, and has freed it, or is about to.
+        """This message has the lock: record it in the leader's place; otherwise as `_lead`."""
+        if self._runs_in(self._held(self._execution.key)):
+            if self._lock.ends_at_start:  # A copy of this message runs: it has freed the lock, or is about to.
+                self._brought.give_back()
             return None
         if not isinstance(answer := self._look_at_run(), _Gone):  # It has begun just now, or was delivered again.
             self._give_back(self._leader)
             return answer
-        name, record = self._name_of_heir(self._leader), self._names_heir(self._leader, self._own)
-        said = self._store.refuse(self._lock.key, name, record)
+        it, leader = self._execution, self._leader.as_sent()
+        record = _names_heir(it, leader, self._own)
+        said = self._store.refuse(self._lock.key, leader.name_of_heir(it.task.name), record)
         other = Target.read(ends.noticed(said)) if isinstance(said, Record) else None
-        if other is not None and not self._is_this(other):
+        if other is not None and other.sending != it.holder.sending:
             return self._give_back(other)
-        logger.info("%s runs: message %s, which it followed, has not ended", self._execution, self._leader.task_id)
+        logger.info("%s runs: message %s, which it followed, has not ended", it, leader.task_id)
         return None
 
     def _give_back(self, other: Target) -> Target:
         """Follow `other` after all; a follower that has met this message's hold does so, too."""
-        self._store.remember(self._lock.key, self._names_heir(self._own, other))
+        self._store.remember(self._lock.key, _names_heir(self._execution, self._own, other.as_sent()))
         self._brought.give_back()
         return other
-
-    def _names_heir(self, of: Target, heir: Target) -> Record:
-        return ends.notice(self._name_of_heir(of), heir, self._execution.runtime.settings.done_ttl)
-
-    def _name_of_heir(self, of: Target) -> Holder:
-        return Holder(record=f"heir:{record_name(self._execution.task.name, of.task_id, of.sending)}")
 
     @property
     def _own(self) -> Target:
         holder = self._execution.holder
         return Target(holder.task_id or "", holder.sending, 0, 0, 0.0, sent=clock.wall())
-
-    def _recorded_heir(self) -> Target | None:
-        name = self._name_of_heir(self._leader).message
-        return Target.read(ends.noticed(self._store.recorded(self._lock.key, name)))
-
-    def _is_this(self, other: Target) -> bool:
-        return other.sending == self._execution.holder.sending
 
     def _is_leaders(self, held: Held) -> bool:
         """Whether the leader, or its next attempt, has the lock."""

@@ -14,15 +14,15 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from celery_singleton_lock.web import pages
 from celery_singleton_lock.web.access import LOOPBACK, Guard, credentials
-from celery_singleton_lock.web.actions import ACTIONS, Wanted, act
-from celery_singleton_lock.web.pages import MENU, PAGES, STILL, Question, View
-from celery_singleton_lock.web.rendering import Asked, address, html, moment
+from celery_singleton_lock.web.actions import ACTIONS, act
+from celery_singleton_lock.web.pages import MENU, PAGES, Question, View
+from celery_singleton_lock.web.rendering import Asked, html, moment
 from celery_singleton_lock.web.watch import Watch
 
 #: Files that are sent as they are: the package that has them, and their types.
@@ -73,8 +73,8 @@ class Site:
     def __init__(self, celery_app: Any, allow_release: bool) -> None:
         self._allow_release = allow_release
         self._watch = Watch(celery_app)
-        routes = [Route(f"/{page}", partial(self._page, page)) for page in PAGES if page != "search"]
-        routes += [Route("/search", self._search), *(Route(f"/{name}", partial(_file, name)) for name in STATIC)]
+        routes = [Route(f"/{page}", partial(self._page, page)) for page in PAGES]
+        routes += [Route(f"/{name}", partial(_file, name)) for name in STATIC]
         if allow_release:
             routes += [Route(f"/{action}", partial(self._act, action), methods=["POST"]) for action in ACTIONS]
         self.app = Starlette(routes=routes, exception_handlers={404: self._not_found})
@@ -84,13 +84,6 @@ class Site:
         question = self._question(request)
         return self._shown(question, page, PAGES[page](question))
 
-    def _search(self, request: Request) -> Response:
-        question = self._question(request)
-        if found := pages.meant(question):
-            page, query = found
-            return RedirectResponse(address(question.base, page, **query), 303)
-        return self._shown(question, "search", pages.search(question))
-
     def _not_found(self, request: Request, _: Exception) -> Response:
         return self._shown(self._question(request), "", pages.unknown("page", request.url.path))
 
@@ -98,13 +91,14 @@ class Site:
         form = await form_of(request)
         if form.get("sure") != "yes":
             return PlainTextResponse("Confirm it: tick the box of the form.\n", 400)
-        return await run_in_threadpool(self._acted, action, Wanted.of(form), request)
+        return await run_in_threadpool(self._acted, action, form, request)
 
-    def _acted(self, action: str, wanted: Wanted, request: Request) -> Response:
+    def _acted(self, action: str, form: dict[str, str], request: Request) -> Response:
         user, client = credentials(request.headers)[0], request.client
         who = f"{user or 'somebody'} at {client.host if client else 'an unknown address'}"
-        outcome = act(self._watch.app, action, wanted, who)
-        view = View("done.html", "Done" if outcome.done else "Not done", {"text": outcome.text, "key": wanted.key})
+        key = form.get("key", "")
+        said = act(self._watch.app, action, key=key, mark=form.get("mark", ""), who=who)
+        view = View("done.html", action.capitalize(), {"text": said, "key": key})
         return self._shown(self._question(request), action, view)
 
     def _question(self, request: Request) -> Question:
@@ -124,7 +118,7 @@ class Site:
             "trouble": f"The lock server does not answer: {snapshot.error}. {known}" if snapshot.error else "",
             "about": self._watch.about,
             "menu": MENU,
-            "live": page in PAGES and page != STILL and view.status == 200,
+            "live": page in PAGES and view.status == 200,
             "allow_release": self._allow_release,
         }
         status = 503 if snapshot.error and view.status == 200 else view.status

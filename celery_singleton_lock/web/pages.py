@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from markupsafe import Markup
 
 from celery_singleton_lock.diagnosis.held import HeldLock
-from celery_singleton_lock.journal.counts import TIMES, by_task, in_words
+from celery_singleton_lock.journal.counts import by_task
 from celery_singleton_lock.journal.timeline import Window, lanes, picture, running
-from celery_singleton_lock.journal_entry import CRASHED, REFUSALS, Entry, seconds
-from celery_singleton_lock.keys.key import has_form_of_key, is_key, name_in, name_of_beat, shown_name, without_queue
+from celery_singleton_lock.journal_entry import CRASHED, REFUSALS, Entry
+from celery_singleton_lock.keys.key import is_key, name_in, name_of_beat, shown_name, without_queue
 from celery_singleton_lock.web.rendering import SORTS, Asked, address
 from celery_singleton_lock.web.schedule import planned
 from celery_singleton_lock.web.watch import Snapshot, Watch
@@ -125,39 +125,8 @@ def lock(question: Question) -> View:
 
 def tasks(question: Question) -> View:
     """The counts of each task."""
-    snapshot = question.snapshot
-    held = Counter(lock.name for lock in snapshot.locks if not lock.is_queued)
-    found = [it for it in by_task(snapshot.counts) if _matches(question.asked.search, it["task"])]
-    shown, pages = question.part(found)
-    return View("tasks.html", "Tasks", {"tasks": [_of_task(it, held[it["task"]]) for it in shown], **pages})
-
-
-def task(question: Question) -> View:
-    """One task: its counts, its locks, and what happened to its copies."""
-    snapshot, name, known = question.snapshot, question.asked.name, question.watch.app.tasks
-    counts = next((it for it in by_task(snapshot.counts) if it["task"] == name), {})
-    entries = _newest(snapshot.entries, lambda it: it.task == name)
-    lock_name = getattr(known.get(name), "lock_name", None) or name
-    names = sorted({shown_name(name), shown_name(str(lock_name))})
-    held = [it for it in snapshot.locks if it.name in names]
-    if not (counts or entries or held or name in known):
-        return unknown("task", name)
-    shown, pages = question.part(entries)
-    times = [(f"{of} in all", seconds(counts[of])) for of in TIMES if counts]
-    words = {"counts": [*in_words(counts), *times]}
-    context = {"name": name, **words, "lock_names": names, "held": held[:PAGE], "of": len(held)}
-    return View("task.html", name, {**context, "entries": shown, **pages})
-
-
-def message(question: Question) -> View:
-    """One task id: what happened to its copies, and to copies that met it."""
-    task_id = question.asked.id
-    held = [it for it in question.snapshot.locks if it.holder.task_id == task_id]
-    entries = _newest(question.snapshot.entries, lambda it: task_id in (it.task_id, it.holder))
-    if not task_id or not (held or entries):
-        return unknown("task id", task_id)
-    shown, pages = question.part(entries)
-    return View("id.html", f"Task {task_id}", {"id": task_id, "held": held, "entries": shown, **pages})
+    shown, pages = question.part(_counted(question.snapshot, question.asked.search))
+    return View("tasks.html", "Tasks", {"tasks": shown, **pages})
 
 
 def timeline(question: Question) -> View:
@@ -190,28 +159,14 @@ def beat(question: Question) -> View:
 
 
 def search(question: Question) -> View:
-    """All that contains a text: locks that are held, and what happened to copies."""
-    text = question.asked.search
-    entries = _newest(question.snapshot.entries, lambda it: _tells_of(it, text))
-    held = [lock for lock in question.snapshot.locks if _has(lock, text)]
+    """All that contains a text: tasks, locks that are held, and what happened to copies."""
+    snapshot, text = question.snapshot, without_queue(question.asked.search.removesuffix(":run"))
+    entries = _newest(snapshot.entries, lambda it: _tells_of(it, text))
+    held = [lock for lock in snapshot.locks if _has(lock, text)]
     shown, pages = question.part(entries)
-    context = {"locks": held[:FEW], "held": len(held), "entries": shown, **pages}
+    counted = _counted(snapshot, text)
+    context = {"locks": held[:FEW], "held": len(held), "tasks": counted[:FEW], "entries": shown, **pages}
     return View("search.html", f"Search for {text}", context)
-
-
-def meant(question: Question) -> tuple[str, dict[str, str]] | None:
-    """The page, with its query, of the only thing that has exactly the text of a search for its name; None: search."""
-    text, snapshot = question.asked.search, question.snapshot
-    if has_form_of_key(text.removesuffix(":run")):
-        return "lock", {"key": text}
-    ids = {it.holder.task_id for it in snapshot.locks}
-    if text in ids.union(*((it.task_id, it.holder) for it in snapshot.entries)):
-        return "id", {"id": text}
-    if text in {*question.watch.app.tasks, *(it.task for it in snapshot.entries)}:
-        return "task", {"name": text}
-    keys = {without_queue(it.key) for it in snapshot.locks if text in (it.name, it.holder.label)}
-    keys |= {it.key for it in snapshot.entries if text == it.label}
-    return ("lock", {"key": keys.pop()}) if text and len(keys) == 1 else None
 
 
 def unknown(what: str, text: str) -> View:
@@ -228,16 +183,17 @@ PAGES: Mapping[str, Callable[[Question], View]] = {
     "refused": refused,
     "beat": beat,
     "lock": lock,
-    "task": task,
-    "id": message,
     "search": search,
 }
 
 #: The pages in the menu.
 MENU = ("", "locks", "tasks", "timeline", "refused", "beat")
 
-#: The page that does not fetch its rows again.
-STILL = "search"
+
+def _counted(snapshot: Snapshot, search: str) -> list[tuple[str, Sequence[int | None], float | None]]:
+    """The counts of the tasks with this text in their names."""
+    held = Counter(lock.name for lock in snapshot.locks if not lock.is_queued)
+    return [_of_task(it, held[it["task"]]) for it in by_task(snapshot.counts) if _matches(search, it["task"])]
 
 
 def _of_task(counts: Mapping[str, Any], held: int) -> tuple[str, Sequence[int | None], float | None]:

@@ -33,8 +33,6 @@ class Asked:
     Attributes:
         search: the text to look for.
         key: the key of a lock.
-        name: the name of a task, or of a lock.
-        id: the id of a task's message.
         sort: one of `SORTS`.
         number: the number of the page, from 1.
         minutes: the length of the timeline.
@@ -42,8 +40,6 @@ class Asked:
 
     search: str = ""
     key: str = ""
-    name: str = ""
-    id: str = ""
     sort: str = SORTS[0]
     number: int = 1
     minutes: float = MINUTES
@@ -55,8 +51,6 @@ class Asked:
         return cls(
             search=cleaned.text(query.get("q", "").strip()),
             key=cleaned.key(query.get("key", "").strip()),
-            name=cleaned.text(query.get("name", "").strip()),
-            id=cleaned.text(query.get("id", "").strip()),
             sort=sort if sort in SORTS else SORTS[0],
             number=round(_number(query.get("page", ""), 1, 1, MOST_PAGES)),
             minutes=_number(query.get("minutes", ""), MINUTES, 1, MOST_MINUTES),
@@ -67,8 +61,6 @@ class Asked:
         found = {
             "q": self.search,
             "key": self.key,
-            "name": self.name,
-            "id": self.id,
             "sort": "" if self.sort == SORTS[0] else self.sort,
             "page": None if self.number == 1 else self.number,
             "minutes": None if self.minutes == MINUTES else f"{self.minutes:g}",

@@ -52,7 +52,7 @@ def say_all(shop: Shop) -> str:
     registry = CollectorRegistry()
     app = Celery("shop", set_as_current=False)
     app.conf.update(shop.conf)
-    registry.register(LockCollector.of(app))
+    registry.register(LockCollector(app))
     metrics = generate_latest(registry).decode()
     assert "singleton_lock_up 1.0" in metrics
     return "".join(result.output for result in said) + metrics
@@ -156,5 +156,5 @@ class TestRedis:
         registry = CollectorRegistry()
         app = Celery("shop", set_as_current=False)
         app.conf.update(shop.conf)
-        registry.register(LockCollector.of(app))
+        registry.register(LockCollector(app))
         assert 'singleton_lock_held_now{lock="job"} 1.0' in generate_latest(registry).decode()

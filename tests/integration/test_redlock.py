@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
+from redis.connection import Connection as RedisPyConnection
 
 from celery_singleton_lock import LockUnavailable, clock
 from tests.bench import Bench
@@ -164,6 +165,26 @@ class TestReach:
                 store.free(taken(store))
             assert clock.now() - began < 10.0, "no round has waited for it"
             store.close()
+
+    def test_caller_never_connects_to_a_node_that_hangs(
+        self, nodes: Nodes, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        dialed: list[threading.Thread] = []
+        dial: Callable[[Any], Any] = RedisPyConnection._connect
+
+        def noted(connection: Any) -> Any:
+            if connection.port == nodes.servers[0].port:
+                dialed.append(threading.current_thread())
+            return dial(connection)
+
+        lease = taken_on_all(nodes, store)
+        hang(nodes.servers[0])
+        monkeypatch.setattr(RedisPyConnection, "_connect", noted)
+        until(lambda: renewed(store, lease) and len(dialed) > 1, "it is tried again")
+        assert threading.current_thread() not in dialed, "the caller would wait for it"
+        count = len(dialed)
+        until(lambda: len(dialed) > count, "without a further call, too")
+        resume(nodes)
 
     def test_connections_that_a_firewall_has_forgotten_are_replaced(self, nodes: Nodes) -> None:
         with ExitStack() as exits:

@@ -37,7 +37,7 @@ def test_page_shows_what_is_held_and_what_was_refused(shop: Shop) -> None:
         assert running.id in shown
         assert worker.name in shown
         until(lambda: copy.id in page.read("/refused")[1])  # The journal is written every few seconds.
-        assert running.id in page.read(f"/id?id={copy.id}")[1]
+        assert running.id in page.read(f"/search?q={copy.id}")[1]
 
 
 def test_read_only_user_of_the_lock_server_is_enough(own_redis: RedisServer) -> None:

@@ -521,6 +521,29 @@ def test_claim_without_an_answer_delays_nobody(
     assert len(Recorder.sent) == 1
 
 
+def test_claim_whose_answer_comes_after_its_end_neither_sends_nor_skips(
+    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another beat may have sent the tick by then, in time: to skip it would record a later last run over that."""
+    scheduler = make(beat_schedule=every(3600, "a"), singleton_lock_beat_ttl=1.0, singleton_lock_beat_catch_up=60.0)
+    scheduler.tick()
+    age(scheduler, 3600 + 300)
+    scheduler.populate_heap()
+    ledger = scheduler._claims._ledger
+    claim, before = ledger.claim, ledger.lasts()
+
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        answer = claim(*args, **kwargs)
+        clock.sleep(1.1)  # Longer than the claim lasts.
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "claim", slowly)
+        scheduler.tick()
+        scheduler._claims.settle()
+    assert (entries_sent(), ledger.lasts()) == ([], before)
+
+
 def test_claim_without_an_answer_leaves_no_claim_of_what_was_sent_before(
     make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,7 +40,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Celery:
 
 def page_of(app: Celery) -> str:
     registry = CollectorRegistry()
-    registry.register(LockCollector.of(app))
+    registry.register(LockCollector(app))
     return generate_latest(registry).decode()
 
 

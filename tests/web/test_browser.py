@@ -23,7 +23,7 @@ from tests.web.scenes import HOSTILE, TASK, entry, hold, over, with_task, write
 #: One process cannot run two browsers at once.
 pytestmark = pytest.mark.xdist_group("browser")
 
-PAGES = ("", "locks", "tasks", "timeline", "refused", "beat", f"task?name={TASK}", "id?id=id-of-tenant-1")
+PAGES = ("", "locks", "tasks", "timeline", "refused", "beat", f"search?q={TASK}")
 
 TOKEN = "a-token-of-these-tests"
 

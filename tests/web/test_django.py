@@ -115,7 +115,7 @@ def test_page_is_shown_to_staff(url: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("address", ["/locks/", "/locks/page.css", "/locks/id?id=x"])
+@pytest.mark.parametrize("address", ["/locks/", "/locks/page.css", "/locks/search?q=x"])
 def test_others_are_sent_to_the_login(url: str, address: str) -> None:
     with logged_in(url, "customer") as customer, httpx.Client(base_url=url, timeout=LIMIT) as stranger:
         for client in (customer, stranger):

@@ -21,7 +21,6 @@ from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options.app import Settings, problems
 from celery_singleton_lock.options.rules import SETTINGS
-from celery_singleton_lock.options.words import misspelled_setting
 from celery_singleton_lock.stores import open_store
 
 #: The numbers of the findings that can be silenced one by one, by their subjects; all others share one.
@@ -85,18 +84,12 @@ def _only_seen_in_use(app: Any) -> Iterator[InvalidOption]:
 
 
 def _unread(app: Any, names: Iterable[str]) -> Iterator[CheckMessage]:
-    """Names in Django's settings that were meant for this package, but match none of its settings."""
-    namespace = _namespace(app)
-    for name in names if namespace else ():
-        bare = name.removeprefix(namespace).lower()
-        meant: str | None = None
-        if not name.startswith(namespace) and bare in SETTINGS:
-            meant = bare
-        elif name.startswith(namespace):
-            meant = misspelled_setting(bare, SETTINGS)
-        if meant is not None:
+    """Settings of this package without the namespace under which Celery reads Django's settings."""
+    namespace = (getattr(app.conf, "prefix", None) or "").upper()
+    for name in names:
+        if namespace and name.lower() in SETTINGS:
             yield _message(
-                Warning, app, "W002", f"nothing reads the setting {name}", f"Rename it to {namespace}{meant.upper()}."
+                Warning, app, "W002", f"nothing reads the setting {name}", f"Rename it to {namespace}{name}."
             )
 
 
@@ -107,11 +100,6 @@ def _apps() -> list[Any]:
 
 def _message(level: Any, app: Any, number: str, text: str, hint: str | None = None) -> CheckMessage:
     return level(text, hint=hint, obj=_name(app), id=f"celery_singleton_lock.{number}")
-
-
-def _namespace(app: Any) -> str:
-    """The prefix of Celery's settings in Django's settings: `CELERY_`, or nothing."""
-    return (getattr(app.conf, "prefix", None) or "").upper()
 
 
 def _name(app: Any) -> str:

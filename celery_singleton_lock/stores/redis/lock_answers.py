@@ -89,6 +89,10 @@ def to_wake(answer: Any) -> bytes | None:
     return answer if isinstance(answer, bytes) and answer else None
 
 
+#: The record of a promise begins with this. A refusal's record on a minority of a Redlock's nodes would look like the
+#: message's end without being it: so the refusal is promised first.
+PROMISE = b"?"
+
 #: The answer to freeing what was not held.
 NOT_OURS = 0
 
@@ -123,9 +127,9 @@ def parse_refusal(answer: Sequence[Any], message: str) -> Held | Record | None:
 
 
 def parse_record(answer: Sequence[Any], message: str) -> Record | None:
-    """What a `recorded` has found."""
+    """What a `recorded` has found. A promise is nothing yet."""
     kind, *rest = answer
-    return record(message, *rest) if kind == Answer.RECORD else None
+    return record(message, *rest) if kind == Answer.RECORD and not rest[0].startswith(PROMISE) else None
 
 
 def _in_the_way(answer: Sequence[Any], message: str) -> Held | Record:

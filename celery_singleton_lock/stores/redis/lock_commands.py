@@ -18,6 +18,7 @@ from celery_singleton_lock.lease import Hold
 from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.lock_answers import (
+    PROMISE,
     answers_next,
     answers_question,
     answers_refusal,
@@ -38,24 +39,20 @@ FENCE_TTL = 600.0
 #: Seconds for which a node of a Redlock remembers since when it remembers: ten years.
 MEMORY_TTL = 315_360_000.0
 
-#: The record of a promise begins with this. A refusal's record on a minority of the nodes would look like the message's
-#: end without being it: so the refusal is promised first. Then follow characters that name the call: copies may be
-#: refused with equal records, and none of them may take back what another one has promised.
-PROMISE, PROMISE_NAME = b"?", 8
+#: The characters of a promise that name the call: copies may be refused with equal records, and none of them may take
+#: back what another one has promised.
+PROMISE_NAME = 8
 
 _FENCE_MS = ms(FENCE_TTL)
 
 #: The parts of a script that takes a lock.
-TAKING = "now", "lock/grant", "lock/answers", "lock/holds", "lock/line", "lock/request", "lock/places", "lock/newest"
+TAKING = "now", "lock/grant", "lock/answers", "lock/holds", "lock/line", "lock/request", "lock/newest"
 ACQUIRE = Script(*TAKING, "lock/acquire", answers=answers_question)
-FREE = Script("now", "lock/holds", "lock/hold", "lock/line", "lock/free", answers=answers_release)
+FREE = Script("now", "lock/holds", "lock/line", "lock/free", answers=answers_release)
 NEXT = Script("now", "lock/line", "lock/next", answers=answers_next)
 LOOK, PUSH = Script("now", "lock/holds", "lock/line", "lock/look"), Script("lock/push")
 REFUSE = Script("now", "lock/answers", "lock/holds", "lock/refuse", answers=answers_refusal)
-RECORDED = Script("lock/answers", "lock/recorded", answers=answers_refusal)
-RENEW = Script(
-    "now", "lock/holds", "lock/hold", "lock/renew", answers=answers_renewal, each=lambda call: len(call.keys)
-)
+RENEW = Script("now", "lock/holds", "lock/renew", answers=answers_renewal, each=lambda call: len(call.keys))
 REPLACE = Script("lock/replace_records", answers=are_whole, each=lambda call: len(call.keys))
 
 #: For the nodes of a Redlock.
@@ -211,7 +208,7 @@ def refuse(key: str, holder: Holder, record: Record, *, promise: Record | None =
 
 
 def recorded(key: str, message: str) -> Call:
-    return Call(RECORDED, [keyspace.done_key(key, message)], [])
+    return Call(REFUSE, [keyspace.done_key(key, message)], [])
 
 
 def replace_records(records: Sequence[tuple[str, Record]]) -> Call:

@@ -28,6 +28,7 @@ from redis.exceptions import (
 from celery_singleton_lock import clock, forks
 from celery_singleton_lock.background import BackgroundJob
 from celery_singleton_lock.errors import LockUnavailable
+from celery_singleton_lock.stores.redis.common import Answers, Enough
 from celery_singleton_lock.stores.redis.connection import NO_ANSWER, Connection, alone, may_be_replaced, packed
 from celery_singleton_lock.stores.redis.outbox import Outbox
 from celery_singleton_lock.stores.redis.script import Call
@@ -39,11 +40,14 @@ TRIES, RETRY_DELAY = 3, 0.2
 #: Seconds that the nodes get to answer, if no lease says less.
 MAX_ANSWER = 0.5
 
-#: Seconds that one step of connecting to a node may take, at most and at least, and connecting to all of them.
-CONNECT, LEAST_CONNECT, CONNECT_ALL = 0.25, 0.05, 0.5
+#: Seconds that connecting to all nodes may take, if no renewal says otherwise, and that a node gets at least.
+CONNECT, LEAST_CONNECT = 0.5, 0.05
 
 #: Seconds for which a node that failed is left alone, at first and at most.
 PAUSE, MAX_PAUSE = 0.5, 4.0
+
+#: Seconds after a call for which nodes that it could not reach are tried again.
+REOPEN_FOR = 60.0
 
 #: Seconds that a request may go unanswered. A firewall may have forgotten the connection without a word: a new one
 #: would work.
@@ -60,28 +64,6 @@ T = TypeVar("T")
 
 class NotAsked(ConnectionError):
     """A node was not asked: there is no connection to it."""
-
-
-class Answers(dict[int, Any]):
-    """What the nodes answered to a call, by their index; an exception where one failed.
-
-    Attributes:
-        sent_at: when it was sent, by `clock.now()`.
-    """
-
-    def __init__(self, answers: Mapping[int, Any] | None = None, *, sent_at: float = 0.0) -> None:
-        super().__init__(answers or {})
-        self.sent_at = sent_at
-
-    @property
-    def given(self) -> list[Any]:
-        """Those that are not errors."""
-        return [answer for answer in self.values() if not isinstance(answer, Exception)]
-
-    @property
-    def errors(self) -> dict[int, str]:
-        """What was wrong, by the node's index."""
-        return {index: words_of(answer) for index, answer in self.items() if isinstance(answer, Exception)}
 
 
 # Nobody changes it: as for `Holder`.
@@ -146,6 +128,12 @@ class Node:
             return None
         self._pause, self._avoided_until = PAUSE, 0.0
         return line
+
+    def is_still_away(self) -> bool:
+        """Whether it is still away; it is connected to if it was left alone for long enough."""
+        if self.has_failed and not self.is_avoided and (line := self.open(CONNECT / 2)) is not None:
+            line.break_off(ConnectionError("it was only looked for"))
+        return self.has_failed
 
     def repeat(self, call: Call, seconds: float) -> None:
         """Send a call until it is answered, for that many seconds at most."""
@@ -331,6 +319,8 @@ class Nodes:
     def start_anew(self) -> None:
         #: Those that nobody uses, the last one used at the end.
         self._talks: deque[_Talk] = deque()
+        #: Until when nodes that have failed are tried again.
+        self._reopen_until = 0.0
 
     def ask(
         self, call: Call, enough: Callable[[Answers], float | None], *, seconds: float, repeat_for: float = 0.0
@@ -339,14 +329,13 @@ class Nodes:
 
         Args:
             call: what to ask.
-            enough: None as long as the answers do not decide the matter; then the seconds for which further ones are
-                collected, mostly 0.
+            enough: see `Enough`.
             seconds: how long to wait for answers.
             repeat_for: seconds for which it is sent again to each node that has not answered it, also if this is
                 interrupted: what only some nodes have done is not done.
         """
         try:
-            (answers,) = self.ask_each([call], lambda each: enough(each[0]), seconds=seconds, repeat_for=repeat_for)
+            (answers,) = self.ask_each([call], lambda _, it: enough(it), seconds=seconds, repeat_for=repeat_for)
         except BaseException:
             if repeat_for:  # Maybe before it was sent.
                 self.repeat(call, repeat_for)
@@ -356,28 +345,33 @@ class Nodes:
     def ask_each(
         self,
         calls: Sequence[Call],
-        enough: Callable[[Sequence[Answers]], float | None],
+        enough: Enough,
         *,
         seconds: float,
-        step: float = CONNECT,
-        connect: float = CONNECT_ALL,
+        connect: float | None = None,
         repeat_for: float = 0.0,
     ) -> list[Answers]:
         """As `ask`, for several calls at once, with one time for all of them; the answers to each.
 
         Args:
-            step, connect: seconds for a step of connecting to a node, and for connecting to all.
+            connect: seconds for connecting to the nodes.
         """
         with self._talk() as talk:
-            self._connect(talk, step, connect)
+            self._connect(talk, connect or CONNECT)
             now = clock.now()
             until = now + seconds
             each = [Answers(sent_at=now) for _ in calls]
             for call, answers in zip(calls, each, strict=True):
                 self._send(talk, self.each, call, answers, repeat_for)
+            undecided, longer = set(range(len(calls))), 0.0
             while sum(map(len, each)) < len(self.each) * len(calls):
-                if (longer := enough(each)) is not None:
-                    until = min(until, clock.now() + longer)
+                for place in [*undecided]:
+                    more = 0.0 if self.has_failed(each[place]) else enough(place, each[place])
+                    if more is not None:
+                        undecided.discard(place)
+                        longer = max(longer, more)
+                        if not undecided:
+                            until = min(until, clock.now() + longer)
                 if (left := until - clock.now()) <= 0:
                     break
                 talk.hear(left)
@@ -471,6 +465,7 @@ class Nodes:
 
     def close(self) -> None:
         """Close what is not in use. The outboxes go on sending."""
+        self._reopen_until = 0.0
         while (talk := self._unused()) is not None:
             talk.close()
         for node in self.each:
@@ -502,22 +497,24 @@ class Nodes:
             return self._talks.pop()
         return None
 
-    def _connect(self, talk: _Talk, step: float, seconds: float) -> None:
-        """Open the lines that are missing, as far as that works in that time.
+    def _connect(self, talk: _Talk, seconds: float) -> None:
+        """Open the lines that are missing, as far as that works in that time; one node gets half of it.
 
-        Nodes that failed before come last. Those that failed a moment ago are left out as long as the others are a
-        majority.
+        Nodes that have failed come last, and only as long as there is no majority: one that hangs would hold up the
+        caller. The job finds out when they are back.
         """
         talk.collect()
         until = clock.now() + seconds
         missing = [node for node in self.each if node.index not in talk.lines]
-        others = [node for node in missing if not node.is_avoided]
-        if len(talk.lines) + len(others) >= self.quorum:
-            missing = others
-        for node in sorted(missing, key=lambda node: node.has_failed):
-            line = node.open(min(step, max(until - clock.now(), LEAST_CONNECT)))
+        for node in sorted(missing, key=lambda node: (node.is_avoided, node.has_failed)):
+            if node.has_failed and len(talk.lines) >= self.quorum:
+                continue
+            line = node.open(min(seconds / 2, max(until - clock.now(), LEAST_CONNECT)))
             if line is not None:
                 talk.add(line)
+        if len(talk.lines) < len(self.each):
+            self._reopen_until = clock.now() + REOPEN_FOR
+            self._job.schedule()
 
     def _send(self, talk: _Talk, nodes: Sequence[Node], call: Call, answers: Answers | None, repeat_for: float) -> None:
         now = clock.now()
@@ -526,7 +523,10 @@ class Nodes:
             talk.send(node, request)
 
     def _look(self) -> float | None:
-        """Take note of late answers; None, or the seconds until the next look if something must still be answered."""
+        """Take note of late answers, and of nodes that are back; None, or the seconds until the next look if something
+        must still be answered, or a node that was asked lately is still away.
+        """
+        away = [node for node in self.each if node.is_still_away()] if clock.now() < self._reopen_until else []
         has_backlog = False
         for _ in range(len(self._talks)):
             with suppress(IndexError):  # Other threads take some meanwhile.
@@ -536,7 +536,7 @@ class Nodes:
                 talk.collect()
                 has_backlog |= talk.has_backlog
                 self._talks.append(talk)
-        return LOOK_AFTER[1] if has_backlog else None
+        return LOOK_AFTER[1] if has_backlog or away else None
 
 
 def at_once(is_enough: bool) -> float | None:

@@ -6,40 +6,35 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from celery.utils.log import get_logger
-from redis.exceptions import RedisError
 
 from celery_singleton_lock import trust
-from celery_singleton_lock.errors import NewNodes
+from celery_singleton_lock.errors import LockUnavailable, NewNodes
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
-from celery_singleton_lock.stores.redis import inspect, lock_answers, lock_commands
+from celery_singleton_lock.stores.redis import lock_answers, lock_commands
+from celery_singleton_lock.stores.redis.common import FARTHER, Answers, CommonStore, Enough
 from celery_singleton_lock.stores.redis.journal import RedisJournal
-from celery_singleton_lock.stores.redis.ledger import RedisLedger
-from celery_singleton_lock.stores.redis.lock_answers import NOT_OURS, Answer
-from celery_singleton_lock.stores.redis.lock_commands import PROMISE
+from celery_singleton_lock.stores.redis.lock_answers import NOT_OURS, PROMISE, Answer
 from celery_singleton_lock.stores.redis.mailbox import RedisMailbox
-from celery_singleton_lock.stores.redis.nodes import MAX_ANSWER, Answers, Nodes, NotAsked, at_once, tries
+from celery_singleton_lock.stores.redis.nodes import MAX_ANSWER, Nodes, NotAsked, at_once, tries
 from celery_singleton_lock.stores.redis.script import Call, batches, ms
 from celery_singleton_lock.stores.redis.server import Server, words_of
-from celery_singleton_lock.stores.store import KeyState, Place
-from celery_singleton_lock.stores.waiters import Waiter
 
 logger = get_logger(__name__)
+
+Item = TypeVar("Item")
+T = TypeVar("T")
 
 #: Seconds after which no new try to get a majority is begun.
 PATIENCE = 3.0
 
 #: The least seconds for which the end of a hold, or of an attempt, is repeated: earlier calls may arrive as late.
 REPEAT_FOR = 600.0
-
-#: The most seconds to wait for the other nodes when a majority has refused the lock or renewed it; and the most of a
-#: ttl if it was renewed: a node that is always last, being farther away, would not get back what it lacks.
-FARTHER, FARTHER_SHARE = 0.1, 1 / 100
 
 #: Seconds for which a node promises to refuse a message: as long as the record may be under way to one of the nodes.
 PROMISED = 30.0
@@ -118,7 +113,7 @@ class Votes:
         return Counter(held.owner for held in self.held)
 
 
-class RedlockStore:
+class RedlockStore(CommonStore):
     """A `Store` on several servers that do not know each other.
 
     Args:
@@ -128,10 +123,9 @@ class RedlockStore:
     """
 
     def __init__(self, servers: Sequence[Server], server: str, *, memory: str | None) -> None:
-        self.server = server
+        super().__init__(server, RedisMailbox(lambda _: self._well(), server), count=len(servers))
         self._nodes = Nodes(servers, server)
         self._memory = memory
-        self.mailbox = RedisMailbox(lambda _: self._well(), server)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
         found: Lease | Record | Votes = Votes(Answers(), self._nodes, "")
@@ -152,61 +146,29 @@ class RedlockStore:
             raise
         return found.holder() if isinstance(found, Votes) else found
 
-    def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
-        """See `Store.renew`; `timeout` is that of connecting, and of the answers to all."""
-        parts = [*batches(holds)]
-        undecided = set(range(len(parts)))
-        linger = min(FARTHER, FARTHER_SHARE * min((hold.ttl for hold in holds), default=0.0))
-
-        def enough(each: Sequence[Answers]) -> float | None:
-            for place in list(undecided):
-                if len(self._renewed(parts[place], each[place])) == len(parts[place]):
-                    undecided.discard(place)
-            # Waiting does not help either if most nodes have failed.
-            return linger if all(self._nodes.has_failed(each[place]) for place in undecided) else None
-
-        ttls = {hold: hold.ttl for hold in holds}  # A lease may get another one meanwhile.
-        calls = [lock_commands.renew(batch) for batch in parts]
-        each = self._nodes.ask_each(calls, enough, seconds=timeout, step=timeout, connect=timeout)
-        renewed: dict[Hold, bool] = {}
-        for batch, answers in zip(parts, each, strict=True):
-            for hold, ours in self._renewed(batch, answers).items():
-                renewed[hold] = ours
-                if ours and isinstance(hold, Lease):
-                    hold.extend(answers.sent_at, ttls[hold])
-        lost: defaultdict[int, list[Hold]] = defaultdict(list)
-        for batch, answers in zip(parts, each, strict=True):
-            for index, answer in answers.items():
-                lost[index] += _lost(batch, answer, renewed)
-        if any(lost.values()):
-            self._put_back(lost, seconds=min(timeout, MAX_ANSWER))
-        if len(renewed) < len(holds):
-            raise self._nodes.unavailable({index: words for it in each for index, words in it.errors.items()})
-        return [renewed[hold] for hold in holds]
-
     def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Freeing:
         answers = Answers()
         call = lock_commands.free_for_good(hold, record=record, reservation=reservation)
         for number in tries():
             answers = self._freed(hold, call, repeats=number == 0)
             ours, gone = _freed_on(answers)
-            if ours >= self._nodes.quorum:
+            if ours >= self._quorum:
                 return Freeing.NOW
-            if ours + gone >= self._nodes.quorum:
+            if ours + gone >= self._quorum:
                 # Gone when the call is repeated: the first one worked.
                 is_said_again = number > 0 or hold.ending
-                is_perhaps_ours = is_said_again or (ours > 0 and gone <= self._nodes.spare)
+                is_perhaps_ours = is_said_again or (ours > 0 and gone <= self._spare)
                 return Freeing.UNCLEAR if is_perhaps_ours else Freeing.NOT_OURS
         hold.ending = True
         raise self._nodes.unavailable(answers.errors)
 
     def abandon(self, hold: Hold) -> bool | None:
-        ours, gone = _freed_on(self._said(hold, lock_commands.abandon(hold)))
-        return None if ours + gone < self._nodes.quorum else ours > 0 and gone <= self._nodes.spare
+        ours, gone = _freed_on(self._freed(hold, lock_commands.abandon(hold), repeats=True))
+        return None if ours + gone < self._quorum else ours > 0 and gone <= self._spare
 
     def remember(self, key: str, record: Record) -> None:
         hold = Hold.of_nobody(key)
-        self._said(hold, lock_commands.free_for_good(hold, record=record))
+        self._freed(hold, lock_commands.free_for_good(hold, record=record), repeats=True)
 
     def refuse(self, key: str, holder: Holder, record: Record) -> Held | Record | None:
         sent: list[Record] = []
@@ -221,80 +183,12 @@ class RedlockStore:
         for batch in batches(records):
             self._nodes.majority(lock_commands.replace_records(batch))
 
-    def waiter(self, request: LockRequest) -> Waiter:
-        def leave(frees: bool) -> None:
-            if frees:
-                self.abandon(request.hold())
-            self._next(lock_commands.next_waiter(request.key, request.member, wakes=False))
-
-        return Waiter(self.mailbox, request, lambda: self.acquire(request), leave)
-
-    def look(self, places: Sequence[Place]) -> list[int]:
-        calls = [lock_commands.look(it, self.mailbox.member(it.key, it.name)) for it in places]
-        quorum = self._nodes.quorum
-
-        def enough(each: Sequence[Answers]) -> float | None:
-            return at_once(all(len(answers.given) >= quorum or self._nodes.has_failed(answers) for answers in each))
-
-        each = self._nodes.ask_each(calls, enough, seconds=MAX_ANSWER)
-        if silent := next((answers for answers in each if len(answers.given) < quorum), None):
-            raise self._nodes.unavailable(silent.errors)
-        return [sorted(answers.given, reverse=True)[quorum - 1] for answers in each]
-
-    def wake(self, key: str, leaves: str = "") -> bool:
-        member = self.mailbox.member(key, leaves) if leaves else ""
-        return self._next(lock_commands.next_waiter(key, member))
-
-    def leave(self, key: str, name: str) -> None:
-        self._next(lock_commands.next_waiter(key, self.mailbox.member(key, name), wakes=False))
-
-    def _next(self, call: Call) -> bool:
-        return self._push(self._nodes.ask(call, lambda it: at_once(len(it) >= self._nodes.quorum), seconds=MAX_ANSWER))
-
-    def _push(self, answers: Answers) -> bool:
-        """Wake the waiter that most nodes name."""
-        named = Counter(member for it in answers.given if (member := lock_answers.to_wake(it)) is not None)
-        if not named:
-            return False
-        (member, _), *_ = named.most_common(1)
-        self._nodes.send(lock_commands.push(member.decode(errors="replace")))
-        return True
-
     def _well(self) -> Server:
         """The node on which this process reads its mailbox."""
         return next((node for node in self._nodes.each if not node.is_avoided), self._nodes.each[0]).server
 
-    def held(self, key: str) -> list[Held]:
-        quorum = self._nodes.quorum
-        each = self._nodes.read(lambda server: [(key, held) for held in inspect.held(server, key)], at_least=quorum)
-        return [held for _, held in inspect.agreed(each, quorum)]
-
-    def all_held(self, prefix: str) -> Iterator[tuple[str, Held]]:
-        quorum = self._nodes.quorum
-        each = self._nodes.read(lambda server: [*inspect.all_held(server, prefix)], at_least=quorum)
-        yield from inspect.agreed(each, quorum)
-
-    def inspect(self, key: str) -> KeyState:
-        quorum = self._nodes.quorum
-        each = self._nodes.read(lambda server: inspect.inspect(server, [server], key), at_least=quorum)
-        return inspect.merged(each, quorum)
-
-    def recorded(self, key: str, message: str) -> Record | None:
-        """See `Store.recorded`. What one node remembers has happened, as for an acquire."""
-        call = lock_commands.recorded(key, message)
-        each = self._nodes.read(
-            lambda it: lock_answers.parse_record(it.run(call), message), at_least=self._nodes.quorum
-        )
-        return next((found for found in each if found is not None), None)
-
     def place_of(self, key: str) -> None:
         return None
-
-    def ledger(self, key: str) -> RedisLedger:
-        def known() -> list[tuple[bytes, int]]:
-            return [entry for found in self._nodes.read(lambda it: [*inspect.entries(it, key)]) for entry in found]
-
-        return RedisLedger(key, self._nodes.majority, known, quorum=self._nodes.quorum)
 
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
         return RedisJournal(prefix, size, self._nodes.first, self._nodes.read)
@@ -340,7 +234,7 @@ class RedlockStore:
 
     def _fence(self, wanted: LockRequest, fences: Sequence[int]) -> int | None:
         """A token that any later majority counts beyond; None if that could not be ensured."""
-        fence, quorum = max(fences), self._nodes.quorum
+        fence, quorum = max(fences), self._quorum
         if fences.count(fence) >= quorum:
             return fence
         call = lock_commands.raise_fence(wanted.key, wanted.owner, fence=fence)
@@ -348,57 +242,63 @@ class RedlockStore:
         answers = self._nodes.ask(call, enough, seconds=_patience(wanted.ttl))
         return fence if [*answers.values()].count(1) >= quorum else None
 
-    def _renewed(self, batch: Sequence[Hold], answers: Answers) -> dict[Hold, bool]:
-        """Which holds are still held and which are not; those for which that is not clear are left out."""
-        each = [lock_commands.renewed(batch, answer) for answer in answers.values() if isinstance(answer, list)]
-        if len(each) < self._nodes.quorum:
-            return {}
-        votes = {hold: sum(ours) for hold, *ours in zip(batch, *each, strict=True)}
-        return {
-            hold: ours >= self._nodes.quorum
-            for hold, ours in votes.items()
-            if ours >= self._nodes.quorum or len(each) - ours > self._nodes.spare
-        }
-
-    def _put_back(self, lost: Mapping[int, Sequence[Hold]], *, seconds: float) -> None:
-        """Give each node the holds that it lacks, for the next time, with the holders that others know.
+    def _heal(
+        self, parts: Sequence[Sequence[Hold]], each: Sequence[Answers], renewed: Mapping[Hold, bool], *, seconds: float
+    ) -> None:
+        """Give each node the holds that it lacks and a majority has, for the next time, with the holders that others
+        know.
 
         Without its holder, a copy of its message would take it for another task's, and be refused.
         """
-        parts = [*batches([*dict.fromkeys(hold for of_node in lost.values() for hold in of_node)])]
-
-        def enough(each: Sequence[Answers]) -> float | None:
-            return at_once(all(len(_with_holders(*pair)) == len(pair[0]) for pair in zip(parts, each, strict=True)))
-
-        each = self._nodes.ask_each([lock_commands.values(part) for part in parts], enough, seconds=seconds)
-        values: dict[Hold, bytes] = {}
+        lost: defaultdict[int, list[Hold]] = defaultdict(list)
         for part, answers in zip(parts, each, strict=True):
+            for index, answer in answers.items():
+                lost[index] += _lost(part, answer, renewed)
+        lacking = [*batches([*dict.fromkeys(hold for of_node in lost.values() for hold in of_node)])]
+
+        def enough(place: int, answers: Answers) -> float | None:
+            return at_once(len(_with_holders(lacking[place], answers)) == len(lacking[place]))
+
+        calls = [lock_commands.values(part) for part in lacking]
+        asked = self._ask(calls, enough, step=min(seconds, MAX_ANSWER)) if calls else []
+        values: dict[Hold, bytes] = {}
+        for part, answers in zip(lacking, asked, strict=True):
             values.update(_with_holders(part, answers))
         for index, of_node in lost.items():
             for batch in batches(of_node):
                 self._nodes.send(lock_commands.put_back(batch, values), [index])
 
-    def _said(self, hold: Hold, call: Call) -> Answers:
-        """As `_freed`, without an error."""
-        try:
-            return self._freed(hold, call, repeats=True)
-        except (RedisError, OSError) as error:
-            logger.debug("redlock: %s: a release or the end of a message is sent later: %s", hold.key, words_of(error))
-            return Answers()
+    def _wanted(self, request: LockRequest) -> Lease | Held | Record:
+        return self.acquire(request)
+
+    def _ask(self, calls: Sequence[Call], enough: Enough, *, step: float | None = None) -> list[Answers]:
+        return self._nodes.ask_each(calls, enough, seconds=step or MAX_ANSWER, connect=step)
+
+    def _majority(self, call: Call, *, of: str = "") -> list[Any]:
+        return self._nodes.majority(call)
+
+    def _read(self, reading: Callable[[Server], T], key: str = "") -> list[T]:
+        return self._nodes.read(reading, at_least=self._quorum)
+
+    def _unanswered(self, each: Sequence[Answers]) -> LockUnavailable:
+        return self._nodes.unavailable({index: words for it in each for index, words in it.errors.items()})
+
+    def _batches(self, items: Sequence[Item], key_of: Callable[[Item], str]) -> Iterator[Sequence[Item]]:
+        return batches(items)
 
     def _freed(self, hold: Hold, call: Call, *, repeats: bool) -> Answers:
         """The nodes' answers to freeing; if it `repeats`, it is sent again to nodes that have not answered."""
 
         def enough(answers: Answers) -> float | None:
             ours, gone = _freed_on(answers)
-            return at_once(ours >= self._nodes.quorum or gone > self._nodes.spare or self._nodes.has_failed(answers))
+            return at_once(ours >= self._quorum or gone > self._spare)
 
         was_ending, hold.ending = hold.ending, True  # If this is interrupted.
         repeat_for = max(hold.ttl, REPEAT_FOR) if repeats else 0.0
         answers = self._nodes.ask(call, enough, seconds=_patience(hold.ttl), repeat_for=repeat_for)
-        if _freed_on(answers)[0] >= self._nodes.quorum:
+        if _freed_on(answers)[0] >= self._quorum:
             # Not sooner: a waiter that wakes while most nodes still hold the lock would find it held.
-            self._push(answers)
+            self._push(answers.given)
         hold.ending = was_ending
         return answers
 
@@ -413,20 +313,20 @@ class RedlockStore:
                 sent.append(lock_commands.promise_of(record, PROMISED))
             promise = sent[0]
             answers = self._agreed(lock_commands.refuse(key, holder, promise))
-            if _agreeing(answers) >= self._nodes.quorum:
+            if _agreeing(answers) >= self._quorum:
                 sent += [] if record in sent else [record]
                 call = lock_commands.refuse(key, holder, record, promise=promise)
                 answers = self._agreed(call, repeat_for=PROMISED)
-                if _agreeing(answers) >= self._nodes.quorum:
+                if _agreeing(answers) >= self._quorum:
                     return None
             was_recorded, against = record in sent, len(answers.given) - _agreeing(answers)
-            if was_recorded and against <= self._nodes.spare:
+            if was_recorded and against <= self._spare:
                 # Silence is not an objection: a majority may have the record, with a node that is late, and others have
                 # seen it; or what is there is another copy's refusal, which looks the same.
                 continue
             # What nobody has answered in time, too: the next call of this message would find the promise.
             self._take_back(key, sent, answers)
-            if len(answers.given) < self._nodes.quorum:
+            if len(answers.given) < self._quorum:
                 continue
             found = [lock_answers.parse_refusal(it, record.message) for it in answers.given if not _says_nothing(it)]
             objections = [it for it in found if it is not None and not _is_promise(it)]

@@ -18,7 +18,6 @@ from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
     ClusterDownError,
-    ConnectionError,
     ReadOnlyError,
     RedisError,
     ResponseError,
@@ -31,11 +30,11 @@ from celery_singleton_lock.errors import LockUnavailable, WrongLockServer
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation
-from celery_singleton_lock.stores.redis import inspect, keyspace, lock_answers, lock_commands
+from celery_singleton_lock.stores.redis import keyspace, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.cluster import Cluster
-from celery_singleton_lock.stores.redis.connection import NO_ANSWER
+from celery_singleton_lock.stores.redis.common import Answers, CommonStore, Enough
+from celery_singleton_lock.stores.redis.connection import NO_ANSWER, alone
 from celery_singleton_lock.stores.redis.journal import RedisJournal
-from celery_singleton_lock.stores.redis.ledger import RedisLedger
 from celery_singleton_lock.stores.redis.mailbox import RedisMailbox
 from celery_singleton_lock.stores.redis.outbox import CallId, Outbox
 from celery_singleton_lock.stores.redis.script import TOMBSTONE_TTL, Call, batches
@@ -47,8 +46,6 @@ from celery_singleton_lock.stores.redis.server import (
     is_of_a_cluster,
     words_of,
 )
-from celery_singleton_lock.stores.store import KeyState, Place
-from celery_singleton_lock.stores.waiters import Waiter
 
 Item = TypeVar("Item")
 T = TypeVar("T")
@@ -65,16 +62,12 @@ PAUSE, MAX_PAUSE = 0.02, 0.5
 #: node where the lock is. A waiter that is cut off, as by a restart, goes on asking for as long.
 PATIENCE = TRIES * STEP_TIMEOUT
 
-#: Seconds that waking a waiter may take at each step: its mailbox may be on another node of the cluster, which hangs,
-#: and a release is not to wait for that.
-WAKING = 0.25
-
 #: Seconds for which a call is repeated while a cluster moves the slot or replaces a master: it refuses scripts with
 #: several keys until that is over.
 RESHAPING = 4.0
 
 
-class RedisStore:
+class RedisStore(CommonStore):
     """A `Store` on one server or cluster.
 
     Args:
@@ -83,10 +76,9 @@ class RedisStore:
     """
 
     def __init__(self, servers: Server | Cluster, server: str) -> None:
-        self.server = server
+        super().__init__(server, RedisMailbox(servers.server_of, server))
         self._servers = servers
         self._outbox = Outbox(servers)
-        self.mailbox = RedisMailbox(servers.server_of, server)
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
         attempt = partial(self._try, request)
@@ -110,30 +102,6 @@ class RedisStore:
             call_id = "acquire", request.key, request.owner
             self._end(call_id, lock_commands.undo(request), request.ttl, at_once=answers)
             raise
-
-    def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
-        batches = list(self._batches(holds, lambda hold: hold.key))
-        step = min(timeout, self._servers.step)
-        ttls = {hold: hold.ttl for hold in holds}  # A lease may get another one meanwhile.
-        try:
-            sent_at, answers = self._renew([lock_commands.renew(batch) for batch in batches], step)
-        except (RedisError, OSError) as error:
-            raise self._unavailable(error) from error
-        renewed: dict[Hold, bool] = {}
-        superseded: dict[Hold, str | None] = {}
-        errors = [answer for answer in answers if isinstance(answer, Exception)]
-        for batch, answer in zip(batches, answers, strict=True):
-            if not isinstance(answer, Exception):
-                renewed.update(zip(batch, lock_commands.renewed(batch, answer), strict=True))
-                superseded.update(zip(batch, lock_commands.superseded(batch, answer), strict=True))
-        for hold, ours in renewed.items():
-            if ours and isinstance(hold, Lease):
-                hold.extend(sent_at, ttls[hold])
-            if ours:
-                hold.supersede(superseded[hold])
-        if errors:
-            raise self._unavailable(errors[0]) from errors[0]
-        return [renewed[hold] for hold in holds]
 
     def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Freeing:
         call: Call | None = None
@@ -191,85 +159,11 @@ class RedisStore:
     def place_of(self, key: str) -> Hashable:
         return self._servers.place_of(keyspace.run_key(key))
 
-    def waiter(self, request: LockRequest) -> Waiter:
-        def leave(frees: bool) -> None:
-            if frees:
-                self._end(
-                    ("waiter", request.key, request.owner), lock_commands.undo(request), request.ttl, at_once=True
-                )
-            self._next(lock_commands.next_waiter(request.key, request.member, wakes=False))
-
-        attempt = partial(self._try, request)
-        return Waiter(self.mailbox, request, lambda: self._patiently(attempt, PATIENCE), leave)
-
-    def look(self, places: Sequence[Place]) -> list[int]:
-        calls = [lock_commands.look(it, self.mailbox.member(it.key, it.name)) for it in places]
-        try:
-            answers = self._servers.run_each(calls)
-        except (RedisError, OSError) as error:
-            raise self._unavailable(error) from error
-        # What somebody else has put in place of a lock is never free; but other errors are those of a server.
-        errors = [it for it in answers if isinstance(it, Exception) and not str(it).startswith("WRONGTYPE")]
-        if errors:
-            raise self._unavailable(errors[0]) from errors[0]
-        return [it if isinstance(it, int) else 0 for it in answers]
-
-    def wake(self, key: str, leaves: str = "") -> bool:
-        member = self.mailbox.member(key, leaves) if leaves else ""
-        return self._next(lock_commands.next_waiter(key, member))
-
-    def leave(self, key: str, name: str) -> None:
-        self._next(lock_commands.next_waiter(key, self.mailbox.member(key, name), wakes=False))
-
-    def _next(self, call: Call) -> bool:
-        try:
-            return self._push(self._servers.run(call))
-        except (RedisError, OSError) as error:
-            logger.debug("%s: nobody was woken for %s: %s", self.server, call.keys[0], words_of(error))
-            return False
-
-    def held(self, key: str) -> list[Held]:
-        return self._patiently(lambda: inspect.held(self._servers.server_of(keyspace.run_key(key)), key))
-
-    def all_held(self, prefix: str) -> Iterator[tuple[str, Held]]:
-        try:
-            for server in self._servers.servers():
-                yield from inspect.all_held(server, prefix)
-        except (RedisError, OSError) as error:
-            raise self._unavailable(error) from error
-
-    def inspect(self, key: str) -> KeyState:
-        def attempt() -> KeyState:
-            # A search by name is not redirected, and the key may be about to move.
-            return inspect.inspect(self._servers.server_of(keyspace.run_key(key)), self._servers.servers(), key)
-
-        return self._patiently(attempt)
-
-    def recorded(self, key: str, message: str) -> Record | None:
-        call = lock_commands.recorded(key, message)
-
-        def ask() -> Record | None:
-            self._send_those_of(key)
-            return lock_answers.parse_record(self._servers.run(call), message)
-
-        return self._patiently(ask)
-
-    def ledger(self, key: str) -> RedisLedger:
-        def ask(call: Call) -> list[Any]:
-            return [self._patiently(lambda: self._servers.run(call))]
-
-        def known() -> list[tuple[bytes, int]]:
-            return self._patiently(lambda: [*inspect.entries(self._servers.server_of(keyspace.ledger_key(key)), key)])
-
-        return RedisLedger(key, ask, known)
-
     def journal(self, prefix: str, *, size: int) -> RedisJournal:
-        key = keyspace.journal_key(prefix, "counts")
+        def use(used: Callable[[Server], T]) -> list[T]:
+            return self._read(used, keyspace.journal_key(prefix, "counts"))
 
-        def use(used: Callable[[Server], T]) -> T:
-            return self._patiently(lambda: used(self._servers.server_of(key)))
-
-        return RedisJournal(prefix, size, use, lambda reading: [use(reading)])
+        return RedisJournal(prefix, size, lambda used: use(used)[0], use)
 
     def close(self) -> None:
         self._servers.close()
@@ -285,7 +179,7 @@ class RedisStore:
         answer = self._servers.run(call)
         request.late = was_late
         if request.arrival is not None:
-            self._push(answer)
+            self._push([answer])
         found = lock_answers.parse_acquired(answer, request, sent_at)
         if isinstance(found, Lease) and not trust.came_in_time(sent_at, request.ttl):
             raise TimeoutError(f"the answer took longer than a third of the ttl of {request.ttl:g} s")
@@ -305,18 +199,9 @@ class RedisStore:
     def _released(self, call: Call) -> bool:
         """Send the end of a hold, and wake the next waiter; whether it was held."""
         answer = self._servers.run(call)
-        self._push(answer)
+        if not isinstance(answer, int):
+            self._push([answer])
         return bool(answer)
-
-    def _push(self, answer: Any) -> bool:
-        """Wake the waiter that an answer names, if it does."""
-        if (member := lock_answers.to_wake(answer)) is None:
-            return False
-        try:
-            self._servers.run(lock_commands.push(member.decode(errors="replace")), step=WAKING)
-        except (RedisError, OSError) as error:
-            logger.debug("%s: nobody was woken: %s", self.server, words_of(error))
-        return True
 
     def _end(self, call_id: CallId, call: Call, seconds: float, *, at_once: bool) -> Any:
         """Send the end of a lock, a question, or a message; its answer, or None if there is none yet. Never raises an
@@ -348,15 +233,33 @@ class RedisStore:
         for group in by_slot.values():
             yield from batches(group)
 
-    def _renew(self, renewals: Sequence[Call], step: float) -> tuple[float, list[Any]]:
-        """When it was sent, and the answers."""
+    def _wanted(self, request: LockRequest) -> Lease | Held | Record:
+        return self._patiently(partial(self._try, request), PATIENCE)
+
+    def _ask(self, calls: Sequence[Call], enough: Enough, *, step: float | None = None) -> list[Answers]:
         sent_at = clock.now()
         try:
-            return sent_at, self._servers.run_each(renewals, step=step)
-        except ConnectionError:
-            # The connection was broken, which says nothing about the server: a new one is opened for this.
-            sent_at = clock.now()
-            return sent_at, self._servers.run_each(renewals, step=step)
+            answers = self._servers.run_each(calls, step=min(step or STEP_TIMEOUT, self._servers.step))
+        except (RedisError, OSError) as error:
+            answers = [alone(error)] * len(calls)
+        return [Answers({0: answer}, sent_at=sent_at) for answer in answers]
+
+    def _unanswered(self, each: Sequence[Answers]) -> LockUnavailable:
+        return self._unavailable(next(it for answers in each for it in answers.values() if isinstance(it, Exception)))
+
+    def _majority(self, call: Call, *, of: str = "") -> list[Any]:
+        def ask() -> Any:
+            self._send_those_of(of)
+            return self._servers.run(call)
+
+        return [self._patiently(ask)]
+
+    def _read(self, reading: Callable[[Server], T], key: str = "") -> list[T]:
+        def read() -> list[T]:
+            servers = [self._servers.server_of(key)] if key else self._servers.servers()
+            return [reading(server) for server in servers]
+
+        return self._patiently(read)
 
     def _patiently(
         self, attempt: Callable[[], T], patience: float = 0.0, *, failed: RedisError | OSError | None = None

@@ -228,7 +228,7 @@ def _command(shop: Shop, choices: Choices) -> None:
 
 def _exporter(shop: Shop) -> None:
     registry = CollectorRegistry()
-    registry.register(LockCollector(shop.runtime))
+    registry.register(LockCollector(shop.app))
     generate_latest(registry).decode()
 
 

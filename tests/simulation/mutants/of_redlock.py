@@ -39,10 +39,11 @@ MUTANTS = (
         old="if fences.count(fence) >= quorum:",
         new="if fences:",
     ),
-    _redlock(
+    _mutant(
         "a Redlock is renewed on a majority, or lost",
-        old="            hold: ours >= self._nodes.quorum\n",
-        new="            hold: ours > 0\n",
+        "stores/redis/common.py",
+        "            hold: ours >= self._quorum\n",
+        "            hold: ours > 0\n",
     ),
     _redlock(
         "a node gets a hold back only while a majority has it",
@@ -56,7 +57,7 @@ MUTANTS = (
     ),
     _redlock(
         "a Redlock was gone only if most nodes say so",
-        old="if ours + gone >= self._nodes.quorum:\n                # Gone",
+        old="if ours + gone >= self._quorum:\n                # Gone",
         new="if ours + gone >= 1:\n                # Gone",
     ),
 )

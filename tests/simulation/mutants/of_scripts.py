@@ -52,7 +52,7 @@ MUTANTS = (
     ),
     _acquire(
         "what arrives late of an owner that has ended takes nothing",
-        old="redis.call('EXISTS', tombstone) == 1 and not is_held_by(owner) then",
+        old="redis.call('EXISTS', tombstone) == 1 and not hold_of(lock, owner) then",
         new="false then",
     ),
     Mutant(

@@ -16,7 +16,7 @@ _run = partial(Mutant, file="task/run.py", kind="newest")
 MUTANTS = (
     _joining(
         "one of the joined messages runs when the holder dies",
-        old="        it.runtime.store.remember(self._key, ends.notice(name, own, it.runtime.settings.done_ttl))\n",
+        old="        it.runtime.store.remember(self._key, _names_heir(it, self.joined, own))\n",
         new="",
     ),
     _joining(

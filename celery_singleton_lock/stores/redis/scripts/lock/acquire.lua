@@ -1,5 +1,5 @@
 -- Takes a lock that nobody holds; or, under a limit, that fewer hold.
--- Follows request.lua, which names the KEYS and ARGV, holds.lua, places.lua, line.lua, grant.lua, newest.lua and answers.lua.
+-- Follows request.lua, which names the KEYS and ARGV, holds.lua, line.lua, grant.lua, newest.lua and answers.lua.
 -- -> {GRANTED, fence} | {HELD, value, pttl} | {HELD, '', pttl} it is left to one that has waited for longer
 --  | {RECORD, record, pttl} this message has been carried out
 --  | {GIVEN_UP} the owner takes nothing any more
@@ -9,7 +9,7 @@
 -- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold. The first one may come last, when the owner has freed it:
 -- so a grant to a repeated one leaves the owner's tombstone. An owner that has one keeps what it has, and takes nothing.
 local OWNER_LENGTH, REPLACED, FENCE = 32, 7, 10
-if redis.call('EXISTS', tombstone) == 1 and not is_held_by(owner) then
+if redis.call('EXISTS', tombstone) == 1 and not hold_of(lock, owner) then
   return {GIVEN_UP}
 end
 

@@ -1,5 +1,5 @@
 -- Frees a lock; remembers a record, reserves the lock, gives the owner up, as asked.
--- Follows hold.lua and line.lua. Rare keys and arguments are left out, as in request.lua.
+-- Follows holds.lua and line.lua. Rare keys and arguments are left out, as in request.lua.
 -- KEYS waiting, asked, [record (if record ms is not 0),] [record of the message that it is reserved for (if there is a reservation),]
 --      [lock (if it does not keep it),] tombstone...
 -- ARGV owner; and the following, up to the last that is neither 0 nor empty:

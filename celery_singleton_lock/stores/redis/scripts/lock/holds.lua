@@ -4,6 +4,10 @@
 -- Follows now.lua.
 local HOLD = '^%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%['
 
+local function begins_with(value, beginning)
+  return string.sub(value, 1, #beginning) == beginning
+end
+
 -- -> the values; for each the ms that it lasts; whether they are in a set
 local function holds_of(lock)
   local value = redis.pcall('GET', lock)
@@ -21,6 +25,21 @@ local function holds_of(lock)
     end
   end
   return values, lasts, true
+end
+
+-- By the key of a lock, what `holds_of` gives: it is read once, although a call may renew many of its holds.
+local known = {}
+
+-- Of a hold whose value begins like this; never an error: what others have written is no hold.
+-- -> the value; the ms that it lasts; whether it is in a set; nothing if there is none
+local function hold_of(lock, beginning)
+  known[lock] = known[lock] or {pcall(holds_of, lock)}
+  local readable, values, lasts, is_set = unpack(known[lock])
+  for i, value in ipairs(readable and values or {}) do
+    if begins_with(value, beginning) then
+      return value, lasts[i], is_set
+    end
+  end
 end
 
 -- Writes a hold (nil: none) in place of `old` (nil: of none). The first write to a set is never refused for lack of memory.

@@ -1,6 +1,6 @@
 -- Of the messages of an order only the newest runs: the last one that came. They are ordered by when they first came, however often their
 -- copies ask.
--- Follows request.lua, now.lua and places.lua. KNOWN: the most messages that an order has, the newest ones.
+-- Follows request.lua, now.lua and holds.lua. KNOWN: the most messages that an order has, the newest ones.
 -- -> the number of this message in the order; the newest of all, if that is another one; the newest before this one, if this one has just come
 local KNOWN = 1000
 local PID, TTL, ORDER, NEWER = 5, 9, 12, 13

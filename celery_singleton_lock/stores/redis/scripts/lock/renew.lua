@@ -1,4 +1,4 @@
--- Follows hold.lua.
+-- Follows holds.lua.
 -- KEYS lock...  ARGV owner, ttl ms, ... (a pair for each key; a ttl that begins with '+' does not shorten what is left)
 -- -> {1 | id | 0, ...}: 1 renewed, 0 no longer held; the id of a task: renewed, but to end for that task, see newest.lua
 -- Never creates a key. A foreign value is "not held", and does not fail the others.
@@ -10,7 +10,7 @@ for i, lock in ipairs(KEYS) do
   local value, left, is_set = hold_of(lock, owner)
   if value then
     if string.sub(ttl, 1, 1) == '+' then
-      ttl = math.max(tonumber(ttl), left or redis.call('PTTL', lock))
+      ttl = math.max(tonumber(ttl), left)
     end
     if is_set then
       put(lock, value, value, ttl, true)

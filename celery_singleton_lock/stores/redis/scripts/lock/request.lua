@@ -1,4 +1,5 @@
--- Names what is asked of a lock, for acquire.lua and for what looks before it (vote.lua).
+-- Names what is asked of a lock, and what is there, for acquire.lua and for what looks before it (vote.lua).
+-- Follows holds.lua.
 -- A key or an argument costs the server as much as half a command. So rare ones are left out if they are not needed.
 -- KEYS fence, tombstone, [record (if it checks),] [waiting, asked (if it waits since some time, or has arrived),] [order (if it has arrived),]
 --      lock, tombstone... (of what was given up before), memory (if memory ms is not 0)
@@ -31,3 +32,4 @@ if order_member ~= '' then
 end
 local lock = KEYS[FIRST]
 local memory = memory_ms ~= 0 and KEYS[#KEYS]
+local values, lasts, is_set = holds_of(lock)
