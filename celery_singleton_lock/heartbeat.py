@@ -170,7 +170,8 @@ class Heartbeat:
         due_at = lease.acquired_at + min(lease.ttl * trust.RENEW_AFTER, every)
         weak = weakref.ref(lease, lambda _: all_watched.pop(owner, None))
         all_watched[owner] = _Watched(weak, weakly(on_lost), stop and weakly(stop), every, due_at)
-        if not (self._watchdog.schedule(_soon(lease.give_up_at)) and self._renewer.schedule(_soon(due_at))):
+        first = _soon(due_at)  # The watchdog has nothing to do before that; then it sees when.
+        if not (self._watchdog.schedule(first) and self._renewer.schedule(first)):
             self.stop(lease)
             raise RuntimeError("no thread can be started to renew the lease")
 

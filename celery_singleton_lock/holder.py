@@ -131,7 +131,7 @@ class Holder:
     @property
     def kept_as(self) -> str:
         """The owner token under which the lock may have been kept for this attempt; empty for the first one."""
-        return self.reserved_as if self.attempt > FIRST else ""
+        return self.reserved_as if (self.replaced, self.retries) > FIRST else ""
 
     @property
     def order_member(self) -> str:
@@ -149,9 +149,9 @@ class Holder:
     def json_around_fence(self, ttl: float) -> str:
         """The same in two lines: the store replaces the line's end with the fence that it assigns."""
         who = [self.sending, self.task_id, self.retries, self.node, self.pid, float(self.since)]
-        before = _dumped([*who, self.replaced, self.process, float(ttl)])[:-1]
         after = [self.label, self.order] if self.order else [self.label] if self.label else []
-        return "".join([before, "\n", *(f",{_dumped(part)}" for part in after), "]"])
+        text = _dumped([*who, self.replaced, self.process, float(ttl), "\n", *after])
+        return text.replace(',"\\n"', "\n", 1)  # It is nowhere else: within a text, the quote is escaped.
 
     @classmethod
     def loads(cls, text: str | bytes) -> Holder | None:

@@ -118,7 +118,9 @@ class Lease(Hold):
         Raises:
             LockLost: the lease ended or was taken.
         """
-        if self.reason is None and self.remaining <= 0 and self.ask is not None:
+        if self.reason is None and self.trusted_until > clock.now():
+            return
+        if self.reason is None and self.ask is not None:
             self.ask(self)
         if not self.held:
             raise LockLost(self.key, self.reason or "the lease ended")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 
 import hypothesis  # Else its plugin does at the very end, when results are being torn down (gh-106905).
 import pytest
@@ -11,6 +12,8 @@ from celery.result import AsyncResult
 
 from celery_singleton_lock import clock, runtime
 from celery_singleton_lock.runtime import write_all
+from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.memory import MemoryStore
 from tests.redis_server import RedisServer
 
 # It unsubscribes from within the garbage collector: it tries for long to reach a server that ended with its test, and
@@ -117,6 +120,15 @@ def redis_server(lasting_redis: RedisServer) -> Iterator[RedisServer]:
     yield lasting_redis
     write_all()  # Else the journal's thread of this process does, seconds later, in the next test.
     lasting_redis.flush()
+
+
+@pytest.fixture
+def books(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
+    """Stores in memory, which have neither, keep what beat has sent and the journal on this server."""
+    with closing(open_url(redis_server.url_of(0))) as store:
+        monkeypatch.setattr(MemoryStore, "ledger", store.ledger)
+        monkeypatch.setattr(MemoryStore, "journal", store.journal)
+        yield redis_server
 
 
 @pytest.fixture

@@ -11,9 +11,23 @@ import threading
 from contextlib import suppress
 
 from celery_singleton_lock import clock
+from celery_singleton_lock.stores.redis import ledger, lock_commands
+from celery_singleton_lock.stores.redis.script import Script
 
 #: Seconds that a client gets for the TLS handshake: meanwhile no other client is accepted.
 HANDSHAKE = 10.0
+
+
+#: Kinds of commands, by their text.
+KINDS: dict[str, bytes] = {
+    **{
+        name: script.sha.encode()
+        for module in (lock_commands, ledger)
+        for name, script in vars(module).items()
+        if isinstance(script, Script)
+    },
+    "BLPOP": b"BLPOP",
+}
 
 
 class LossyProxy:
@@ -58,10 +72,6 @@ class LossyProxy:
 
     def delay(self, seconds: float) -> None:
         self._delay = seconds
-
-    @property
-    def is_slow(self) -> bool:
-        return self._delay > 0
 
     def cut(self) -> None:
         """Close all connections; new ones are accepted."""

@@ -256,10 +256,11 @@ class _SentinelServer(RedisServer):
         self._watched = watched
         super().__init__(port=port)
 
-    def _command(self, port: int) -> list[str]:
+    def _launch(self) -> None:
+        self._placeholder.close()
         conf: Path = self._directory / "sentinel.conf"
-        conf.write_text(f'port {port}\nbind 127.0.0.1\ndir "{self._directory}"\n{self._watched}')
-        return [self._program, str(conf), "--sentinel"]
+        conf.write_text(f'port {self._port}\nbind 127.0.0.1\ndir "{self._directory}"\n{self._watched}')
+        self._run([self._program, str(conf), "--sentinel"])
 
 
 def _info(sentinel: RedisServer, name: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from celery_singleton_lock.cli import command, target
-from celery_singleton_lock.diagnosis.held import HeldLock
+from celery_singleton_lock.diagnosis.held import HeldLock, holds_of
 from celery_singleton_lock.diagnosis.tasks import lock_key_in_words
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.options.rules import OPTIONS
@@ -57,7 +57,7 @@ def _held(runtime: Runtime, key: str) -> tuple[list[HeldLock], str]:
     if runtime.settings.backend.in_memory:
         return [], command.IN_MEMORY
     try:
-        return [HeldLock.of(key, held) for held in runtime.store.held(key)], ""
+        return holds_of(runtime.store, key), ""
     except LockUnavailable as error:
         return [], f"unknown: {error}"
 

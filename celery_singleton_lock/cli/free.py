@@ -14,7 +14,7 @@ import click
 
 from celery_singleton_lock.cli import command, listing, target
 from celery_singleton_lock.cli.listing import locks_table
-from celery_singleton_lock.diagnosis.held import HeldLock
+from celery_singleton_lock.diagnosis.held import HeldLock, holds_of
 from celery_singleton_lock.diagnosis.verdict import TO_FREE, Verdict, free, judged
 from celery_singleton_lock.journal_entry import duration
 from celery_singleton_lock.runtime import Runtime
@@ -43,7 +43,7 @@ def release(ctx: click.Context, words: tuple[str, ...], **how: Any) -> None:
     """
     with command.runtime_of(ctx) as runtime:
         key = target.key_of(ctx.obj.app, runtime.settings, words)
-        locks = [HeldLock.of(key, held) for held in runtime.store.inspect(key).held]
+        locks = holds_of(runtime.store, key)
         if not locks:
             raise click.ClickException(f"{key} is not held")
         ctx.exit(_free_those_left_behind(ctx.obj.app, runtime, locks, **how))

@@ -12,7 +12,7 @@ import click
 
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.cli import command
-from celery_singleton_lock.diagnosis.held import GONE, HeldLock, in_order
+from celery_singleton_lock.diagnosis.held import GONE, HeldLock, held_locks
 from celery_singleton_lock.journal_entry import duration
 from celery_singleton_lock.keys.key import shown_name
 from celery_singleton_lock.runtime import Runtime
@@ -54,13 +54,13 @@ def selected(
         older_than: the shortest time in seconds for which a lock has been held.
     """
     names = _names(ctx.obj.app, task or "*")
-    locks = in_order(
+    locks = [
         lock
-        for lock in (HeldLock.of(key, held) for key, held in runtime.store.all_held(runtime.settings.prefix))
+        for lock in held_locks(runtime.store, runtime.settings.prefix)
         if any(fnmatchcase(lock.name, name) for name in names)
         and (node is None or fnmatchcase(lock.holder.node or "", node))
         and (older_than is None or (lock.held_for is not None and lock.held_for >= older_than))
-    )
+    ]
     if not locks:
         is_all = (task, node, older_than) == (None, None, None)
         click.echo("No lock is held." if is_all else "No such lock is held.", err=True)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from celery_singleton_lock.cli import command, target
-from celery_singleton_lock.diagnosis.held import GONE, HeldLock
+from celery_singleton_lock.diagnosis.held import GONE, HeldLock, holds_of
 from celery_singleton_lock.journal_entry import duration
 from celery_singleton_lock.keys.key import is_of_queue, key_of_queue, name_in
 from celery_singleton_lock.stores.base import Record
@@ -35,9 +35,8 @@ def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, **_: Any) ->
     with command.runtime_of(ctx) as runtime:
         key = target.key_of(ctx.obj.app, runtime.settings, words)
         state = runtime.store.inspect(key)
-        queued = [] if is_of_queue(key) else runtime.store.held(key_of_queue(key))
-    locks = [HeldLock.of(key, held) for held in state.held]
-    locks += [HeldLock.of(key_of_queue(key), held) for held in queued]
+        queued = [] if is_of_queue(key) else holds_of(runtime.store, key_of_queue(key))
+    locks = [*(HeldLock.of(key, held) for held in state.held), *queued]
     done = [ended for record in state.records if (ended := _ended(record)) is not None]
     if as_json:
         fields = {"held": [lock.fields() for lock in locks], "fence": state.fence, "waiters": state.waiters}

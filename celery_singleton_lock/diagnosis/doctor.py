@@ -13,7 +13,7 @@ from celery_singleton_lock import clock
 from celery_singleton_lock.diagnosis import peers
 from celery_singleton_lock.diagnosis.audit import of_app
 from celery_singleton_lock.diagnosis.finding import Finding, judged, worst_first
-from celery_singleton_lock.diagnosis.held import HeldLock, in_order
+from celery_singleton_lock.diagnosis.held import held_locks
 from celery_singleton_lock.diagnosis.servers import in_words, of_locks, of_sentinels, of_servers, unusable
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks
 from celery_singleton_lock.errors import LockUnavailable
@@ -110,7 +110,7 @@ def _look_at_locks(found: Diagnosis, app: Any, runtime: Runtime) -> int | None:
     """Check what is held; how many beats send the schedule, None if unknown."""
     name, settings = BeatSettings.from_app(app).name, runtime.settings
     try:
-        locks = in_order(HeldLock.of(*item) for item in runtime.store.all_held(settings.prefix))
+        locks = held_locks(runtime.store, settings.prefix)
     except LockUnavailable as error:
         found.findings.append(unusable(settings.backend.masked, words_of(error)))
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from celery_singleton_lock.journal_entry import duration
 from celery_singleton_lock.keys.key import is_of_queue, name_in, name_of_beat
 from celery_singleton_lock.options.rules import UNTIL_EXPIRED, WHILE_EXECUTING
 from celery_singleton_lock.stores.base import Held
+from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task.queue_lock import is_by_time
 
 #: What to do about a lock whose holder's process has provably ended.
@@ -139,7 +139,20 @@ class HeldLock:
         return f"expires in {duration(self.expires_in)}{end}"
 
 
-def in_order(locks: Iterable[HeldLock]) -> list[HeldLock]:
-    """The locks sorted by name, key and age; each once, though a search may find a lock twice."""
-    once = {(lock.key, lock.held.owner): lock for lock in locks}
+def held_locks(store: Store, prefix: str) -> list[HeldLock]:
+    """The locks with this prefix, by name, key and age; each once, though a search may find a lock twice.
+
+    Raises:
+        LockUnavailable: no answer, or an error.
+    """
+    once = {(key, held.owner): HeldLock.of(key, held) for key, held in store.all_held(prefix)}
     return sorted(once.values(), key=lambda it: (it.name, it.key, it.holder.since, it.held.owner))
+
+
+def holds_of(store: Store, key: str) -> list[HeldLock]:
+    """The holds of one key.
+
+    Raises:
+        LockUnavailable: no answer, or an error.
+    """
+    return [HeldLock.of(key, held) for held in store.held(key)]

@@ -14,7 +14,7 @@ from celery_singleton_lock.errors import LockConflict, LockUnavailable
 from celery_singleton_lock.options.app import CONSUMER_TIMEOUT, is_rabbitmq, visibility_timeout
 from celery_singleton_lock.options.rules import UNTIL_AND_WHILE_EXECUTING, WHILE_EXECUTING
 from celery_singleton_lock.options.task import Options, raw_attribute
-from celery_singleton_lock.task.singleton_task import SingletonTask, is_builtin
+from celery_singleton_lock.task.singleton_task import SingletonTask
 
 #: What to do about a message that waits too long in its slot.
 _WAIT_IN_THE_QUEUE = "lower lock_wait, or set on_conflict='retry', which waits in the queue"
@@ -22,7 +22,7 @@ _WAIT_IN_THE_QUEUE = "lower lock_wait, or set on_conflict='retry', which waits i
 
 def exclusive_tasks(app: Any) -> list[Any]:
     """The app's exclusive tasks by name, without Celery's own; its task modules must have been imported."""
-    tasks = [task for task in app.tasks.values() if isinstance(task, SingletonTask) and not is_builtin(task.name)]
+    tasks = [task for task in app.tasks.values() if isinstance(task, SingletonTask) and not task.is_builtin]
     return sorted(tasks, key=lambda task: str(task.name))
 
 

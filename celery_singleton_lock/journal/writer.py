@@ -52,6 +52,8 @@ class JournalWriter:
     def start_anew(self) -> None:
         # Reentrant: a signal's handler may have interrupted `add`, and run a task itself.
         self._mutex, self._writing = threading.RLock(), threading.RLock()
+        #: Those that are not counted yet; then the counts of the others, and the latest of those.
+        self._new: list[Entry] = []
         self._counts: Counter[metrics.Count] = Counter()
         self._entries: deque[Entry] = deque(maxlen=MOST)
 
@@ -63,9 +65,9 @@ class JournalWriter:
         if self._journal is None:
             return
         with self._mutex:
-            for count, by in metrics.of(entry):
-                self._counts[count] += by
-            self._entries.append(entry)
+            self._new.append(entry)
+            if len(self._new) >= MOST:
+                self._count()
         if at_once:
             self.write()
         else:
@@ -77,6 +79,7 @@ class JournalWriter:
             return True
         with self._writing:
             with self._mutex:
+                self._count()
                 counts, entries = self._counts, list(self._entries)
                 self._counts = Counter()
                 self._entries.clear()
@@ -96,7 +99,15 @@ class JournalWriter:
     def _write_later(self) -> float | None:
         if not self.write():
             return RETRY_AFTER
-        return WRITE_AFTER if self._counts else None
+        return WRITE_AFTER if self._counts or self._new else None
+
+    def _count(self) -> None:
+        """Count the new entries; not as they come, so that no task waits for it."""
+        new, self._new = self._new, []
+        for entry in new:
+            for count, by in metrics.of(entry):
+                self._counts[count] += by
+        self._entries.extend(new)
 
     def _write(self, journal: Journal, counts: Counter[metrics.Count], entries: list[Entry]) -> None:
         # Cleaned here, so that no task waits for it: what came from a sender was bounded when the entry was made.

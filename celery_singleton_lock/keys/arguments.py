@@ -53,7 +53,10 @@ class Bound(NamedTuple):
     def delivered(self) -> dict[str, Any]:
         """The arguments in the form in which a message carries them."""
         hints = self.its.hints_of(self.run)
-        return {name: delivered(value, hints.get(name)) for name, value in self.arguments.items()}
+        return {
+            name: value if type(value) in _PLAIN else delivered(value, hints.get(name))
+            for name, value in self.arguments.items()
+        }
 
     def choose(self, paths: Iterable[str]) -> dict[str, Any]:
         """What is at these paths, in the form in which a message carries it.

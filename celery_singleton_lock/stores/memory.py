@@ -51,7 +51,8 @@ class MemoryStore:
         self.mailbox = Mailbox()
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
-        self.mailbox.enrol(request)
+        if request.waiting:
+            self.mailbox.enrol(request)
         key, holder, sent_at = request.key, request.holder, clock.now()
         with self._mutex.lock:
             if self._over.get((key, request.owner), 0.0) > sent_at:

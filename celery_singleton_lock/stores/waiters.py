@@ -40,7 +40,7 @@ class Mailbox:
 
     def enrol(self, request: LockRequest) -> None:
         """Note in a request that waits who waits, and since when."""
-        if request.waiting and not request.member:
+        if not request.member:
             request.name, request.since = request.owner, request.since or clock.wall()
             request.member = self.member(request.key, request.name)
 

@@ -12,7 +12,7 @@ from celery.utils.log import get_logger
 
 from celery_singleton_lock import clock, process_identity, trust
 from celery_singleton_lock.errors import InvalidOption, LockUnavailable, WrongLockServer, with_label
-from celery_singleton_lock.holder import FIRST, new_owner
+from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.options.rules import NEWEST_POLICIES, REPLACE
 from celery_singleton_lock.stores.base import MAX_GIVEN_UP, Arrival, Held, LockRequest, Record, Superseded
@@ -47,8 +47,7 @@ class Acquisition:
         self._delivered_as = execution.message.owner
         self._owner = self._delivered_as or new_owner()
         self._outage = execution.runtime.heartbeat.outage
-        self._arrival = _arrival_of(execution)
-        self._holder = execution.as_holder()
+        self._arrival = _arrival_of(execution) if execution.options.on_conflict in NEWEST_POLICIES else None
         self.given_up = execution.message.note.given_up
         self.has_waited = execution.message.note.waits is not None
         self._has_left_line = False
@@ -145,7 +144,7 @@ class Acquisition:
     def _ask_until_free(self) -> Lease | Held | Record:
         """Ask for the lock; if it is held, wait as long as `lock_wait` says, or for the message's earlier attempt."""
         it = self.execution
-        may_wait = self._wait > 0 or it.holder.attempt > FIRST
+        may_wait = self._wait > 0 or bool(it.message.retries or it.message.replaced)
         request = self._request(waiting=may_wait)
         found = self._store.acquire(request)
         if isinstance(found, Lease):
@@ -177,7 +176,7 @@ class Acquisition:
             it.key,
             self._owner,
             ttl=it.options.ttl,
-            holder=self._holder,
+            holder=it.holder,
             waiting=waiting,
             since=it.message.note.since_now() if waiting or self._gives_way else 0.0,
             check_finished=it.is_remembered,

@@ -157,8 +157,7 @@ def end_of(outcome: Outcome) -> End | None:
 
 
 def succeeded(value: object, *, is_awaited: bool) -> Outcome:
-    content = _as_json(value) if is_awaited else None
-    return Outcome(states.SUCCESS, content)
+    return Outcome(states.SUCCESS, _as_json(value)) if is_awaited else _PLAIN
 
 
 def failed(error: Exception, *, is_awaited: bool) -> Outcome:
@@ -258,8 +257,8 @@ def report(task: TaskLike, error: Exception, state: str, *, task_id: str | None 
 
 def ignores_result(task: TaskLike, request: RequestLike) -> bool:
     """Whether nobody wants this execution's result: as the call says, or else the task."""
-    of_call = vars(request).get("ignore_result")
-    return bool(raw_attribute(task, "ignore_result") if of_call is None else of_call)
+    of_call = request.__dict__.get("ignore_result")
+    return bool(task.ignore_result if of_call is None else of_call)
 
 
 def _as_json(value: Any, plain: Callable[[Any], object] = lambda it: it) -> bytes | None:

@@ -36,6 +36,7 @@ from celery_singleton_lock._celery import current_task, innermost_request, pop_t
 from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options.rules import WAITING_POLICIES
 from celery_singleton_lock.options.task import Options
+from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task.message import HEADER, RequestLike, TaskLike
 from celery_singleton_lock.task.run import run_under_lock
 from celery_singleton_lock.task.turn import Execution, this_thread, turn_of
@@ -113,7 +114,7 @@ def value_of(task_name: str, value: Any) -> Any:
         InvalidOption: the work has not run yet; it is dropped.
     """
     kind = type(value)
-    if not (hasattr(kind, "__await__") or hasattr(kind, "throw") or hasattr(kind, "athrow")):
+    if value is None or not (hasattr(kind, "__await__") or hasattr(kind, "throw") or hasattr(kind, "athrow")):
         return value
     if inspect.iscoroutine(value):
         value.close()  # Otherwise Python warns that nobody has awaited it.
@@ -150,8 +151,9 @@ def call_item(task: TaskLike, sender: TaskLike, function: Callable[..., Any], ar
     try:
         if lock is None:
             return body()
-        own = lock._replace(options=_options_of_item(lock.options))
-        return run_under_lock(Execution.of(task, request, turn_of(request), own), body)
+        own, turn = lock._replace(options=_options_of_item(lock.options)), turn_of(request)
+        item = Execution.of(task, request, turn, turn.delivered(request), Runtime.of(task.app), own)
+        return run_under_lock(item, body)
     finally:
         pop_task(task)
 

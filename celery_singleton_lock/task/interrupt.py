@@ -45,6 +45,9 @@ logger = get_logger(__name__)
 #: Interrupts the main thread. Celery's own soft time limit uses it in the same way, and still works. None on Windows.
 _SIGNAL: Any = getattr(signal, "SIGUSR1", None)
 
+#: Of all bodies, each of which has it for moments. A signal's handler may interrupt who has it, and run a task itself.
+_mutex = Mutex(threading.RLock)
+
 #: Seconds for which a process that is to be killed may try to log that.
 LAST_WORDS = 0.05
 
@@ -73,7 +76,6 @@ class Body:
         self._strike_again_at = 0.0
         self._outlived_grace = False
         self._running = False
-        self._mutex = Mutex()
         self._way = _way_of_this_thread()
 
     def __enter__(self) -> Body:
@@ -90,7 +92,7 @@ class Body:
         """
         while True:
             try:
-                with self._mutex.lock:
+                with _mutex.lock:
                     self._running = False
                     self._way.leave(self)
                 return
@@ -107,7 +109,7 @@ class Body:
         """Neither raise anything nor kill while the next attempt, or a replacement, is sent: nobody could tell whether
         it was sent.
         """
-        with self._mutex.lock:
+        with _mutex.lock:
             self.is_spared = True
         try:
             yield
@@ -119,7 +121,7 @@ class Body:
 
     def interrupt(self) -> None:
         """Make the body end: raise `Aborted` in it, and kill its process if that does not help in time."""
-        with self._mutex.lock:
+        with _mutex.lock:
             if not self._running:
                 return
             now, grace = clock.now(), self._lease.ttl * trust.GRACE_SHARE

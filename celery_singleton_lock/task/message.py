@@ -112,6 +112,7 @@ class TaskLike(Protocol):
     """An exclusive task."""
 
     name: str
+    ignore_result: bool
     acks_late: bool
     acks_on_failure_or_timeout: bool
     tracks_started: ClassVar[bool]
@@ -342,7 +343,7 @@ class Message(NamedTuple):
             carried=carried,
             retries=cleaned.count(request.retries),
             replaced=cleaned.count(getattr(request, "replaced_task_nesting", 0)),
-            owner=owner if is_owner(owner) else None,
+            owner=owner if owner is not None and is_owner(owner) else None,
             may_have_begun=is_redelivered,
             is_applied=of_delivery.get("is_eager") is True,
             expires=request.expires,
@@ -406,8 +407,9 @@ def sending_in(carried: Mapping[str, Any]) -> str | None:
     """The sending of a message with this header; None if the header does not tell."""
     if "replaced" in carried and (of_replaced := _digits(carried["replaced"])) is not None:
         return of_replaced
-    sent = _digits(carried.get("sent"))
-    return None if sent is None else digest(sent, carried.get("id"))
+    if "sent" in carried and (sent := _digits(carried["sent"])) is not None:
+        return digest(sent, carried.get("id"))
+    return None
 
 
 def _sending_of(request: RequestLike, carried: Mapping[str, Any]) -> str:

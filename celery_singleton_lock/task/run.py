@@ -105,7 +105,9 @@ class Run:
         self._body = Body(lease, execution.request)
         # Not the lease's own beginning: from then on it is trusted, which for a waiter is its last look.
         self._began = clock.now()
-        self._waited = self._began - execution.began + execution.message.note.seconds_in_line(execution.holder.since)
+        self._waited = self._began - execution.began
+        if execution.message.was_put_back:
+            self._waited += execution.message.note.seconds_in_line(execution.holder.since)
 
     def execute(self, body: Callable[[], Any]) -> Any:
         """Run `body`; return or raise what it does."""
@@ -144,7 +146,7 @@ class Run:
             self._body.end()
         finally:
             it.turn.body = None  # Its retry may refer to the request.
-            with suppress(ValueError):
+            if lease.owner in this_thread.owners:
                 this_thread.owners.remove(lease.owner)
             self._free(ended, reservation)
 
@@ -155,10 +157,11 @@ class Run:
                 lease,
                 self._say_loss,
                 stop=self._body.interrupt if it.options.on_lock_lost == "abort" else None,
-                every=STOPPED_WITHIN if it.stops_for_newer else math.inf,
+                every=STOPPED_WITHIN if it.holder.order else math.inf,
             )
             logger.debug("%s holds %s after %.3f s, fence %d", it, lease.key, self._waited, lease.fence)
-            self._record_attempt_before()
+            if it.is_remembered and it.holder.retries > 0:
+                self._record_attempt_before()
             self._send(signals.lock_acquired, lease=lease, waited=self._waited)
             record_started(it.task)
             if it.options.on_lock_lost == "abort":
@@ -181,12 +184,11 @@ class Run:
         it could record its end; a copy of it would run its body again.
         """
         it = self._execution
-        if it.is_remembered and it.holder.retries > 0:
-            before = replace(it.holder, retries=it.holder.retries - 1)
-            record = Outcome(states.RETRY).record_of(before, it.runtime.settings.done_ttl)
-            with suppress(LockUnavailable):
-                it.runtime.store.refuse(it.key, before, record)
-            self._record_begin()
+        before = replace(it.holder, retries=it.holder.retries - 1)
+        record = Outcome(states.RETRY).record_of(before, it.runtime.settings.done_ttl)
+        with suppress(LockUnavailable):
+            it.runtime.store.refuse(it.key, before, record)
+        self._record_begin()
 
     def _record_begin(self) -> None:
         """Record since when this attempt has had the lock, for messages that wait for its end. Otherwise, if it died,
@@ -235,13 +237,14 @@ class Run:
             return  # Forked by the body: the lock is the parent's.
         held, freed = now - self._began, None
         try:
-            kept = reservation or _for_nobody(it, ended, held)
-            freed = it.runtime.store.free(lease, record=it.record(ended), reservation=kept)
+            if reservation is None and it.options.at_least_for:
+                reservation = _for_nobody(it, ended, held)
+            freed = it.runtime.store.free(lease, record=it.record(ended), reservation=reservation)
         except LockUnavailable as error:
             level = logging.WARNING if lease.held else logging.DEBUG  # The loss was reported.
             logger.log(level, "%s could not free %s, which expires by itself: %s", it, lease.key, error)
         finally:
-            if ended is not None:
+            if ended is not None and not ended.settled:
                 settle_after(it, ended)
         if ended is not None and it.options.retain_on_retry and it.request.retries:
             # A slow node of a Redlock may keep the lock for this attempt after the others have granted it.
@@ -289,7 +292,7 @@ def _for_next_attempt(execution: Execution, error: BaseException) -> Reservation
         return None
     if not _asks_for_this_lock(execution, error):
         return None
-    holder = execution.as_holder()
+    holder = execution.holder
     following = replace(holder, retries=holder.retries + 1, pid=0, process="", since=clock.wall())
     # Nobody renews it until a worker begins with that attempt, whose message may wait in the queue behind others.
     late = max(options.ttl, options.queue_ttl or QUEUE_TTL)
@@ -314,8 +317,8 @@ def _for_nobody(execution: Execution, ended: Outcome | None, held: float) -> Res
     left = execution.options.at_least_for - held
     if left <= 0 or ended is None or ended.state not in (states.SUCCESS, states.FAILURE):
         return None
-    # It names no process, so that nobody takes it for left behind.
-    return Reservation(replace(execution.holder, pid=0, process=""), left)
+    # It names no process, so that nobody takes it for left behind; and no order, so that no newer message takes it.
+    return Reservation(replace(execution.holder, pid=0, process="", order=""), left)
 
 
 def _fail_for_loss(execution: Execution, lost: LockLost) -> NoReturn:

@@ -261,7 +261,8 @@ class Joining:
 
     def _heir_of(self, joined: Target) -> Target | None:
         """The copy that ran in place of a task; None if there was none, or it was this one."""
-        return _heir_of(self._execution, self._key, joined)
+        heir = _heir_of(self._execution, self._key, joined)
+        return None if heir is None or heir.sending == self._execution.holder.sending else heir
 
     def _recorded(self, joined: Target) -> Record | None:
         it = self._execution
@@ -269,12 +270,9 @@ class Joining:
 
 
 def _heir_of(execution: Execution, key: str, target: Target) -> Target | None:
-    """The message that runs in place of its target, as is recorded beside the lock `key`; None if there is none, or it
-    is this one.
-    """
+    """The message that runs in place of its target, as is recorded beside the lock `key`; None if there is none."""
     name = target.name_of_heir(execution.task.name).message
-    heir = Target.read(ends.noticed(execution.runtime.store.recorded(key, name)))
-    return None if heir is None or heir.sending == execution.holder.sending else heir
+    return Target.read(ends.noticed(execution.runtime.store.recorded(key, name)))
 
 
 def _names_heir(execution: Execution, target: Target, heir: Target | None) -> Record:
@@ -374,17 +372,16 @@ class Following:
             if any(held.owner == self._lock.owner for held in met):
                 self._brought.leads()
                 # Maybe by an answer that was lost, so that the others do not know.
-                other = None if self._execution.message.may_have_begun else self._confirm()
+                other = None if self._is_this(self._recorded_heir()) else self._confirm()
             elif self._is_to_run():
                 return None
             else:
                 answer = self.look_at_leader(met)
                 if not isinstance(answer, _Gone):
                     return answer
-                other = _heir_of(self._execution, self._lock.key, self._leader.as_sent())
-                if other is None and self._is_over():
-                    return None
-                other = other or self._lead()
+                other = self._recorded_heir()
+                if other is None or self._is_this(other):
+                    other = None if self._is_over() else self._lead()
             if not isinstance(other, Target):
                 return other
             self._leader = other
@@ -493,7 +490,7 @@ class Following:
         record = _names_heir(it, leader, self._own)
         said = self._store.refuse(self._lock.key, leader.name_of_heir(it.task.name), record)
         other = Target.read(ends.noticed(said)) if isinstance(said, Record) else None
-        if other is not None and other.sending != it.holder.sending:
+        if other is not None and not self._is_this(other):
             return self._give_back(other)
         logger.info("%s runs: message %s, which it followed, has not ended", it, leader.task_id)
         return None
@@ -508,6 +505,12 @@ class Following:
     def _own(self) -> Target:
         holder = self._execution.holder
         return Target(holder.task_id or "", holder.sending, 0, 0, 0.0, sent=clock.wall())
+
+    def _recorded_heir(self) -> Target | None:
+        return _heir_of(self._execution, self._lock.key, self._leader.as_sent())
+
+    def _is_this(self, other: Target | None) -> bool:
+        return other is not None and other.sending == self._execution.holder.sending
 
     def _is_leaders(self, held: Held) -> bool:
         """Whether the leader, or its next attempt, has the lock."""

@@ -43,9 +43,9 @@ from celery_singleton_lock.options.words import wrong_in_call
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task import entrance, header, queue_lock, sending
 from celery_singleton_lock.task.message import Message, RequestLike, TaskLock
-from celery_singleton_lock.task.queue_lock import OF_EACH_MESSAGE
+from celery_singleton_lock.task.queue_lock import OF_EACH_MESSAGE, Queued
 from celery_singleton_lock.task.run import run_under_lock
-from celery_singleton_lock.task.turn import Execution, message_of, record_started, share, turn_of
+from celery_singleton_lock.task.turn import Execution, Turn, message_of, record_started, share, turn_of
 
 logger = get_logger(__name__)
 
@@ -140,6 +140,9 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     #: before the lock is asked for, and a refused copy would overwrite the state of the execution that runs.
     tracks_started: ClassVar[bool] = False
 
+    #: Whether it is one of Celery's own tasks, which `Celery(task_cls=SingletonTask)` makes singletons too.
+    is_builtin: ClassVar[bool] = False
+
     #: `run` with its guard, and as it was, see `entrance`; None for both if it has none.
     guarded_run: ClassVar[tuple[Any, Any]] = None, None
 
@@ -153,7 +156,8 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             InvalidOption: an option is unknown or not allowed, or the body would run without its lock.
         """
         super().bind(app)
-        if cls.name is None or is_builtin(cls.name):
+        cls.is_builtin = cls.name is not None and cls.name.startswith("celery.")
+        if cls.name is None or cls.is_builtin:
             return app
         try:
             check_task(cls, SingletonTask)
@@ -267,17 +271,26 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run under the lock if a worker or `apply` calls; plainly if a program calls the task as a function."""
         request: RequestLike = self.request
-        if is_builtin(self.name):
+        if self.is_builtin:
             return (super().__call__ if request.called_directly else self._body())(*args, **kwargs)
-        if (sender := entrance.map_item_of()) is not None:
-            return entrance.call_item(self, sender, self._body(), args, kwargs)
         turn = turn_of(request)
-        if request.called_directly or turn.in_body or turn.lease is not None:
-            return super().__call__(*args, **kwargs)
+        if request.called_directly or turn.in_body is not None:
+            if (sender := entrance.map_item_of()) is not None:
+                return entrance.call_item(self, sender, self._body(), args, kwargs)
+            if request.called_directly or turn.in_body or turn.lease is not None:
+                return super().__call__(*args, **kwargs)
         turn.in_body = False
-        following = self._body()
         message = turn.delivered(request)
-        brought = None if message.is_plain else queue_lock.brought_by(self, message)
+        if message.is_plain or (brought := queue_lock.brought_by(self, message)) is None:
+            return self._run(request, turn, message, None, args, kwargs)
+        with brought:
+            return self._run(request, turn, message, brought, args, kwargs)
+
+    def _run(
+        self, request: RequestLike, turn: Turn, message: Message, brought: Queued | None, args: Any, kwargs: Any
+    ) -> Any:
+        """Run a message under the lock of its arguments, if it takes one."""
+        following, runtime = self._body(), Runtime.of(self.app)
 
         def body() -> Any:
             if brought is not None:
@@ -288,12 +301,11 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             finally:
                 turn.in_body = False
 
-        with nullcontext() if brought is None else brought:
-            lock = self._lock_of(message, args, kwargs)
-            if lock is None:
-                record_started(self)
-                return body()
-            return run_under_lock(Execution.of(self, request, turn, lock, brought), body)
+        lock = self._lock_of(message, runtime.settings, args, kwargs)
+        if lock is None:
+            record_started(self)
+            return body()
+        return run_under_lock(Execution.of(self, request, turn, message, runtime, lock, brought), body)
 
     def _add_call(self, given: object, options: dict[str, Any], *, applied: bool = False) -> None:
         """Add the lock options of a call to what else it was given."""
@@ -344,18 +356,17 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             InvalidOption: what the caller asked for is not allowed.
             InvalidKey: an argument has no stable form.
         """
-        return self._lock_of(message_of(request), args, kwargs)
+        return self._lock_of(message_of(request), Runtime.of(self.app).settings, args, kwargs)
 
     def _options_of(self, message: Message, settings: Settings) -> Options | None:
-        call = check_call(message.carried.get("call"), self.name)
-        if call is not None and not message.is_applied:
+        call = message.carried.get("call")
+        if call is not None and (call := check_call(call, self.name)) is not None and not message.is_applied:
             check_accepted(call, settings.accept, self)
-        if call is False or not settings.enabled or is_builtin(self.name):
+        if call is False or not settings.enabled or self.is_builtin:
             return None
         return options_for(self, settings, call)
 
-    def _lock_of(self, message: Message, args: Any, kwargs: Any) -> TaskLock | None:
-        settings = Runtime.of(self.app).settings
+    def _lock_of(self, message: Message, settings: Settings, args: Any, kwargs: Any) -> TaskLock | None:
         options = self._options_of(message, settings)
         if options is None:
             return None
@@ -372,7 +383,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
             InvalidKey: an argument has no stable form.
         """
         settings = Runtime.of(self.app).settings
-        if not settings.enabled or is_builtin(self.name) or self.app.conf.get("task_always_eager"):
+        if not settings.enabled or self.is_builtin or self.app.conf.get("task_always_eager"):
             return None
         options = options_for(self, settings, call)
         made = self.call_key(settings, options.key, args, kwargs)
@@ -383,11 +394,5 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         lock_name = self.lock_name or self.name
         if explicit is not None:
             return key_of_choice(settings.prefix, lock_name, explicit)
-        lock_key = raw_attribute(self, "lock_key")
         args, kwargs = with_dumped_models(self, args, kwargs)
-        return key_of_call(settings.prefix, lock_name, self.name, lock_key, self.run, args, kwargs)
-
-
-def is_builtin(name: str) -> bool:
-    """Whether it is one of Celery's own tasks, which `Celery(task_cls=SingletonTask)` makes singletons too."""
-    return name.startswith("celery.")
+        return key_of_call(settings.prefix, lock_name, self.name, self.lock_key, self.run, args, kwargs)

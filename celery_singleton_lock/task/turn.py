@@ -10,8 +10,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -72,11 +72,6 @@ class Turn:
             self.message = Message.of(request)
         return self.message
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether the message goes on, with the lock that it brought."""
-        return self.is_retried or (self.is_replaced and self.passes_on is not None)
-
 
 #: What makes the record of a request's message say that all was sent.
 unsettled: WeakKeyDictionary[RequestLike, Callable[[], None]] = WeakKeyDictionary()
@@ -87,7 +82,9 @@ _of_request: WeakKeyDictionary[RequestLike, Turn] = WeakKeyDictionary()
 def turn_of(request: RequestLike) -> Turn:
     """How far this process has got with `request`."""
     turn = _of_request.get(request)
-    return turn if turn is not None else _of_request.setdefault(request, Turn())
+    if turn is None:
+        turn = _of_request[request] = Turn()
+    return turn
 
 
 def message_of(request: RequestLike) -> Message:
@@ -120,7 +117,7 @@ class Execution:
     """A message, or an eager call, that takes a lock.
 
     Attributes:
-        holder: itself, as the lock's holder.
+        holder: itself, as the lock's holder, with its order if newer messages of its key stop it.
         is_remembered: whether other copies of this message may come.
         is_awaited: whether anybody learns how it ends.
         brought: the lock that the message has, or gets, while it waits; None if it has none.
@@ -142,11 +139,17 @@ class Execution:
 
     @classmethod
     def of(
-        cls, task: TaskLike, request: RequestLike, turn: Turn, lock: TaskLock, brought: Queued | None = None
+        cls,
+        task: TaskLike,
+        request: RequestLike,
+        turn: Turn,
+        message: Message,
+        runtime: Runtime,
+        lock: TaskLock,
+        brought: Queued | None = None,
     ) -> Execution:
         """The execution of the request, which this thread carries out."""
-        runtime = Runtime.of(task.app)
-        message = turn.delivered(request)
+        is_stopped = lock.options.on_conflict == REPLACE and not request.is_eager and request.id is not None
         return cls(
             task,
             request,
@@ -155,7 +158,7 @@ class Execution:
             runtime,
             lock.options,
             lock.key,
-            _holder(task, request, message, lock.label),
+            _holder(task, request, message, lock.label, order_of(task.name) if is_stopped else ""),
             is_remembered=runtime.settings.done_ttl > 0 and request.id is not None and not request.is_eager,
             is_awaited=ends.is_awaited(task, request),
             began=clock.now(),
@@ -169,15 +172,6 @@ class Execution:
         """Whether another copy of this message, or another attempt, has the lock."""
         return found.holder is not None and found.holder.is_copy_of(self.holder)
 
-    @property
-    def stops_for_newer(self) -> bool:
-        """Whether a newer message of its key stops it."""
-        return self.options.on_conflict == REPLACE and not self.request.is_eager and self.request.id is not None
-
-    def as_holder(self) -> Holder:
-        """Itself, as the lock's holder, with its order if newer messages stop it."""
-        return replace(self.holder, order=order_of(self.task.name)) if self.stops_for_newer else self.holder
-
     def hold_of(self, found: Held) -> Hold:
         """Somebody else's hold, to be freed."""
         return found.hold(self.key, ttl=self.options.ttl, limit=self.options.limit)
@@ -190,10 +184,11 @@ class Execution:
         """The record to keep if `outcome` is the message's end."""
         if outcome is None or not self.is_remembered:
             return None
-        if self.turn.goes_on:
+        turn = self.turn
+        if turn.is_retried or (turn.is_replaced and turn.passes_on is not None):
             # However it ended, a late copy is to find that the message goes on, with the lock that it brought.
             outcome = Outcome(states.IGNORED, REPLACED) if self.turn.is_replaced else Outcome(states.RETRY)
-        elif not self.needs_settling(outcome):
+        elif not (outcome.settled or self.needs_settling(outcome)):
             outcome = outcome._replace(settled=True)
         return outcome.record_of(self.holder, self.runtime.settings.done_ttl)
 
@@ -258,11 +253,17 @@ def settle_after(execution: Execution, ended: Outcome) -> None:
     # At once if there is no result backend to ask instead.
     settle = records.replace if ends.backend_knows(task, request) else records.replace_now
     unsettled[request] = partial(settle, execution.key, record)
+    _settle_from_now_on()
 
 
-@task_postrun.connect
+@cache
+def _settle_from_now_on() -> None:
+    """Hear when all of a message was sent. Not before: Celery calls each receiver after each message of every task."""
+    task_postrun.connect(_settle)
+
+
 def _settle(sender: Any = None, state: str | None = None, **_: Any) -> None:
-    if not unsettled or sender is None:  # As after most messages.
+    if sender is None:
         return
     settle = unsettled.get(sender.request)
     # Celery sends the signal from a `finally`: an error that is on its way means that not all was sent.
@@ -290,11 +291,11 @@ def _journal(execution: Execution, kind: Kind, began: float, ended: float, waite
     execution.runtime.journal.add(entry, at_once=execution.request.is_eager)
 
 
-def _holder(task: TaskLike, request: RequestLike, message: Message, label: str = "") -> Holder:
+def _holder(task: TaskLike, request: RequestLike, message: Message, label: str = "", order: str = "") -> Holder:
     return Holder(
         cleaned.text_or_none(request.id),
         message.retries,
-        cleaned.text_or_none(request.hostname),
+        request.hostname,
         os.getpid(),
         clock.wall(),
         message.replaced,
@@ -302,4 +303,5 @@ def _holder(task: TaskLike, request: RequestLike, message: Message, label: str =
         sending=message.sending,
         record=record_name(task.name, message.id, message.sending),
         label=label,
+        order=order,
     )

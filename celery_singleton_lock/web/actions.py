@@ -11,7 +11,7 @@ from typing import Any
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.diagnosis.held import HeldLock
+from celery_singleton_lock.diagnosis.held import HeldLock, holds_of
 from celery_singleton_lock.diagnosis.verdict import TO_FREE, free, judged
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import mark_of_owner
@@ -63,8 +63,7 @@ def _seen(runtime: Runtime, key: str, mark: str) -> HeldLock | None:
     """The hold that the operator has seen; None if it has ended."""
     if not key.startswith(f"{runtime.settings.prefix}:"):
         return None
-    locks = [HeldLock.of(key, held) for held in runtime.store.held(key)]
-    return next((it for it in locks if mark_of(it) == mark), None)
+    return next((it for it in holds_of(runtime.store, key) if mark_of(it) == mark), None)
 
 
 def _stop(app: Any, _: Runtime, lock: HeldLock) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery_singleton_lock import cleaned, clock
-from celery_singleton_lock.diagnosis.held import HeldLock, in_order
+from celery_singleton_lock.diagnosis.held import HeldLock, held_locks
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.journal import counts as metrics
@@ -106,7 +106,7 @@ class Watch:
     def _looked(self) -> Snapshot:
         now, settings, store = clock.wall(), self.runtime.settings, self.runtime.store
         try:
-            locks = in_order(HeldLock.of(key, held) for key, held in store.all_held(settings.prefix))
+            locks = held_locks(store, settings.prefix)
             journal = store.journal(settings.prefix, size=settings.journal)
             counts, refused = metrics.read(journal.counts()), journal.refused()
             if settings.journal:

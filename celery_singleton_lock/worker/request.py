@@ -139,7 +139,7 @@ class SingletonRequest(WorkerRequest):
             return None
         holder = Holder(
             cleaned.text_or_none(self.id),
-            node=cleaned.text_or_none(self.hostname),
+            node=self.hostname,
             pid=(self.worker_pid or 0) if self.app in children_of else os.getpid(),
             since=self.time_start or 0.0,
             ttl=report.ttl,
@@ -242,7 +242,7 @@ class SingletonRequest(WorkerRequest):
         """As Celery's, and for the message's other deliveries: Celery knows only one, which may be a waiting copy."""
         for request in self.others_at_work():
             if isinstance(request, SingletonRequest):  # Not what has just replaced itself by this one.
-                request._terminate(*args, **kwargs)
+                request._terminate(*args, **kwargs)  # noqa: SLF001 - its own class
         self._terminate(*args, **kwargs)
 
     def _terminate(self, *args: Any, **kwargs: Any) -> None:

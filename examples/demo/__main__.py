@@ -18,7 +18,7 @@ from redis import Redis
 from rich.console import Console
 
 from celery_singleton_lock import clock
-from tests.redis_server import RedisServer
+from celery_singleton_lock.testing import RedisServer
 
 console = Console(width=max(Console().width, 110))
 

@@ -8,7 +8,6 @@ import pytest
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.store import Store
-from tests.books import StoreWithBooks
 from tests.contract import inside
 from tests.contract.inside import patient_nodes
 from tests.patience import until
@@ -29,22 +28,18 @@ def opened(server: RedisServer, databases: int) -> Iterator[Store]:
 
 @pytest.fixture(params=["memory", "redis", "redlock"])
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    yield from opened_for(request, MemoryStore)
-
-
-def opened_for(request: pytest.FixtureRequest, in_memory: type[MemoryStore]) -> Iterator[Store]:
-    """The store of a fixture's parameter."""
     if request.param == "memory":
-        yield in_memory()
+        yield MemoryStore()
         return
     with opened(request.getfixturevalue("redis_server"), 5 if request.param == "redlock" else 1) as store:
         yield store
 
 
-@pytest.fixture(params=["memory", "redis", "redlock"])
-def store_with_books(request: pytest.FixtureRequest) -> Iterator[Store]:
-    """A store that keeps what beat has sent, and the journal; the one in memory is a fake for other tests."""
-    yield from opened_for(request, StoreWithBooks)
+@pytest.fixture(params=["redis", "redlock"])
+def store_with_books(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator[Store]:
+    """A store that keeps what beat has sent, and the journal."""
+    with opened(redis_server, 5 if request.param == "redlock" else 1) as store:
+        yield store
 
 
 def blocked(server: RedisServer, many: int = 1) -> Callable[[], bool]:

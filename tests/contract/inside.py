@@ -61,11 +61,6 @@ def number(what: str) -> int:
     return int(named(NUMBERS[what]))
 
 
-def set_number(monkeypatch: pytest.MonkeyPatch, what: str, value: int) -> None:
-    """Give it another value for this test."""
-    monkeypatch.setattr(f"celery_singleton_lock.{NUMBERS[what]}", value)
-
-
 def set_seconds(monkeypatch: pytest.MonkeyPatch, what: str, value: float) -> None:
     """Give a constant another value for this test."""
     monkeypatch.setattr(f"celery_singleton_lock.{SECONDS[what]}", value)
@@ -78,27 +73,17 @@ def lock_key(key: str) -> str:
 
 def waiting_set(key: str) -> str:
     """Where those that wait for a lock have their places."""
-    return str(named("stores.redis.keyspace.waiting_key")(key))
+    return str(key + named("stores.redis.keyspace.WAITING"))
 
 
 def asked_hash(key: str) -> str:
     """Where it stands when each of them asked last, and for how many copies."""
-    return str(named("stores.redis.keyspace.asked_key")(key))
-
-
-def record_key(key: str, message: str) -> str:
-    """Where the record of a message is."""
-    return str(named("stores.redis.keyspace.done_key")(key, message))
-
-
-def of_queue(key: str) -> str:
-    """The lock that a message is sent with, beside the one that it runs with."""
-    return key + str(named("keys.key.QUEUE"))
+    return str(key + named("stores.redis.keyspace.ASKED"))
 
 
 def fence_counter(key: str) -> str:
     """Where a server counts fencing tokens."""
-    return str(named("stores.redis.keyspace.fence_key")(key))
+    return str(key + named("stores.redis.keyspace.FENCE"))
 
 
 def beats_keys(key: str, entry: str) -> list[str]:
@@ -156,36 +141,9 @@ def calls_through(patch: pytest.MonkeyPatch, store: Store, through: Callable[[Ca
     patch.setattr(servers, "run", through(servers.run))
 
 
-def has_connections(store: Store, number: int) -> None:
-    """Open so many connections, and leave them unused."""
-    with ExitStack() as threads:
-        for _ in range(number):
-            threads.enter_context(store._servers.connection())  # type: ignore[attr-defined]
-
-
 def is_settled(store: Store) -> bool:
     """Whether the store has nothing to tell its server, or its nodes, any more."""
     return not any(_outboxes(store))
-
-
-def owe(store: Store, call: Any, *, owner: str = "owed", seconds: float = 60.0) -> None:
-    """Have the store tell its server this later."""
-    store._outbox.put(("free", call.keys[0], owner), call, seconds)  # type: ignore[attr-defined]
-
-
-def owed(store: Store) -> list[str]:
-    """The owners of what it has to tell."""
-    return [owner for _, _, owner in store._outbox._waiting]  # type: ignore[attr-defined]
-
-
-def forget_owed(store: Store) -> None:
-    """As if it had nothing to tell."""
-    store._outbox.start_anew()  # type: ignore[attr-defined]
-
-
-def wait_for_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits is patient for as long as a busy machine takes to start a server."""
-    monkeypatch.setattr("celery_singleton_lock.stores.redis.store.PATIENCE", LIMIT)
 
 
 def repeat_nothing(patch: pytest.MonkeyPatch, store: Store) -> None:
@@ -218,45 +176,15 @@ def asked(store: Store, *call: Any) -> Any:
     return store._servers.command(*call)  # type: ignore[attr-defined]
 
 
-class Settling:
-    """Writes records beside the messages, as a worker does."""
-
-    def __init__(self, store: Store) -> None:
-        self._writer = named("in_bulk.Records")(store)
-
-    def replace(self, key: str, record: Record, *, at_once: bool = False) -> None:
-        (self._writer.replace_now if at_once else self._writer.replace)(key, record)
-
-    def write(self) -> Any:
-        return self._writer.send_all()
-
-    def is_done(self) -> bool:
-        return not self._writer
-
-
-#: The files of the package in which a store makes a question.
-QUESTION = ("redis/store.py",)
-
-
-#: Those in which it repeats what was not answered.
-OUTBOX = ("redis/outbox.py", "celery_singleton_lock/batches.py")
-
-
-def interrupt_release(patch: pytest.MonkeyPatch, interrupt: Callable[..., Any]) -> None:
-    """Before it is sent."""
-    patch.setattr(named("stores.redis.lock_commands"), "free", interrupt)
+def tell(connection: Any, *command: object) -> None:
+    """Send a command, and read no answer."""
+    connection.push(named("stores.redis.connection.packed")(command))
+    connection.flush()
 
 
 def server_at(port: int) -> Any:
     """A server that is asked directly."""
     return named("stores.redis.server.Server")(ConnectionPool(port=port))
-
-
-def cluster_at(port: int) -> Any:
-    """A cluster with a node there; nothing is connected to."""
-    return named("stores.redis.cluster.Cluster")(
-        [("localhost", port)], lambda host, port: ConnectionPool(host=host, port=port)
-    )
 
 
 #: How the nodes of a Redlock are asked, by what is done.
@@ -274,41 +202,15 @@ def step(what: str) -> Any:
     return getattr(named(f"stores.redis.nodes.{owner}"), name)
 
 
-def set_step(patch: pytest.MonkeyPatch, what: str, function: Callable[..., Any]) -> None:
-    """Have this take it."""
-    owner, name = STEPS[what]
-    patch.setattr(named(f"stores.redis.nodes.{owner}"), name, function)
-
-
-def no_answers() -> Any:
-    """What "ask" gives if no node answers."""
-    return named("stores.redis.nodes.Answers")()
-
-
-def node_command(name: str, *args: Any, **options: Any) -> Any:
-    """A command to a node: "vote", "free_for_good", "refuse" or "take_back"; or "promise_of" a record."""
-    return named(f"stores.redis.lock_commands.{name}")(*args, **options)
-
-
 def nodes_of(store: Store) -> Sequence[Any]:
     """The nodes of a Redlock."""
     each: Sequence[Any] = store._nodes.each  # type: ignore[attr-defined]
     return each
 
 
-def node_told(store: Store, node: int, call: Any) -> Any:
-    """What a node answers to a command."""
-    return nodes_of(store)[node].server.run(call)
-
-
 def answer(name: str) -> Any:
     """An answer of a server: GRANTED, GIVEN_UP."""
     return named("stores.redis.lock_answers.Answer")[name]
-
-
-def answer_to_free(name: str) -> Any:
-    """An answer to a release: NOT_OURS."""
-    return named(f"stores.redis.lock_answers.{name}")
 
 
 def talk_of(store: Store) -> Any:
@@ -320,13 +222,6 @@ def listened(store: Store, through: Callable[[Call], Call]) -> None:
     """Its waits for answers go through this from now on."""
     talk = talk_of(store)
     talk.hear = through(talk.hear)
-
-
-def has_heard_all(store: Store, but: int | None = None) -> bool:
-    """Whether all nodes but one have answered everything on the last lines."""
-    talk = talk_of(store)
-    talk.collect()
-    return not any(line.unanswered for index, line in talk.lines.items() if index != but)
 
 
 def connected(store: Store) -> list[bool]:

@@ -5,23 +5,18 @@ A proxy for each node, all before one server: what the cluster is, they say.
 
 from __future__ import annotations
 
-import gc
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from typing import Any, NoReturn
 
 import pytest
 from redis.crc import key_slot
 
-from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest, Record
-from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.store import Place, Store
 from tests.contract import inside
 from tests.contract.conftest import blocked
@@ -39,7 +34,6 @@ OTHER, HALF = "contract:{cluster:2}", 8192
 
 MAP, SCRIPT, ANYTHING = b"CLUSTER", b"EVAL", KEY.encode()
 DOWN = b"-CLUSTERDOWN The cluster is down\r\n"
-READ_ONLY = b"-READONLY You can't write against a read only replica.\r\n"
 
 
 def mapped(*nodes: ForgingProxy) -> bytes:
@@ -125,47 +119,6 @@ def test_renewal_finds_the_new_master(nodes: Sequence[ForgingProxy], store: Stor
     assert is_renewed(store, lease) or is_renewed(store, lease)
 
 
-@pytest.mark.parametrize("answer", [DOWN, b""], ids=["down", "silent"])
-def test_missing_answer_keeps_no_lease_alive(nodes: Sequence[ForgingProxy], store: Store, answer: bytes) -> None:
-    """Not even until Python looks for cycles: the heartbeat renews what somebody refers to."""
-    lease = taken(store)
-    gone = weakref.ref(lease)
-    for node in nodes:
-        node.forge(SCRIPT, answer)
-    gc.disable()
-    try:
-        assert not is_renewed(store, lease)
-        del lease
-        assert gone() is None
-    finally:
-        gc.enable()
-
-
-def test_missing_answer_to_a_release_keeps_no_lease_alive(
-    nodes: Sequence[ForgingProxy], store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That of somebody who asks next for the lock whose release was not answered."""
-    freed, mine = taken(store), store.acquire(LockRequest(OTHER, new_owner(), ttl=TTL, holder=ME))
-    gone = weakref.ref(mine)
-    inside.repeat_nothing(monkeypatch, store)
-    for node in nodes:
-        node.forge(SCRIPT, READ_ONLY)
-    with pytest.raises(LockUnavailable):
-        store.free(freed)
-
-    def ask(under: object) -> None:
-        with pytest.raises(LockUnavailable):
-            store.acquire(asked())
-
-    gc.disable()
-    try:
-        ask(mine)
-        del mine
-        assert gone() is None
-    finally:
-        gc.enable()
-
-
 def test_waiter_finds_the_new_master(nodes: Sequence[ForgingProxy], store: Store) -> None:
     lease, request = taken(store), asked(waiting=True)
     assert isinstance(store.acquire(request), Held)
@@ -239,16 +192,6 @@ def test_node_that_is_away_does_not_hold_up_the_locks_of_another(
     store.mailbox.forget(places[0].name)
 
 
-def test_places_of_locks_are_told_apart_while_a_node_is_away(nodes: Sequence[ForgingProxy], store: Store) -> None:
-    """The map is forgotten then, and what waits for the other nodes is not to wait for that one."""
-    for node in nodes:
-        node.forge(MAP, mapped_by_halves(nodes[1], nodes[0]))
-    lease = taken(store)
-    nodes[0].forge(SCRIPT, DOWN)
-    assert not is_renewed(store, lease)
-    assert store.place_of(KEY) != store.place_of(OTHER)
-
-
 def test_nodes_that_have_no_answer_are_asked_last(nodes: Sequence[ForgingProxy], store: Store) -> None:
     """Those that were lost together show an old map, and come first in it; each question would take a second."""
     store.free(taken(store))
@@ -262,41 +205,7 @@ def test_nodes_that_have_no_answer_are_asked_last(nodes: Sequence[ForgingProxy],
     assert sum(node.answered for node in nodes[:2]) == before
 
 
-def test_nodes_go_with_the_last_user_of_the_cluster() -> None:
-    """And with them their connections, before Python looks for cycles."""
-    gc.disable()
-    try:
-        cluster = inside.cluster_at(1)
-        gone = [weakref.ref(cluster), weakref.ref(cluster.node(("localhost", 1)))]
-        del cluster
-        assert [it() for it in gone] == [None, None]
-    finally:
-        gc.enable()
-
-
 def is_taken(store: Store) -> bool:
     with suppress(LockUnavailable):
         return bool(store.free(taken(store)))
     return False
-
-
-def test_call_that_has_taken_long_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If all nodes are silent, one try asks each of them for the map; a worker took half a minute to end."""
-    now = [0.0]
-    monkeypatch.setattr(clock, "now", lambda: now[0])
-
-    class Silent:
-        step, tries = 1.0, 0
-
-        def server_of(self, key: str) -> NoReturn:
-            raise TimeoutError
-
-        def run(self, _: object) -> NoReturn:
-            self.tries += 1
-            now[0] += inside.seconds("for which a question is repeated")
-            raise TimeoutError
-
-    silent: Any = Silent()
-    with pytest.raises(LockUnavailable):
-        RedisStore(silent, "silent").recorded(KEY, ME.message)
-    assert silent.tries == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import closing
 
 import pytest
@@ -24,7 +23,6 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import new_owner
 from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.store import Ledger, Refused, Store
-from tests.books import StoreWithBooks
 from tests.contract import inside
 from tests.redis_server import RedisServer
 
@@ -114,20 +112,6 @@ def test_entry_that_comes_back_without_a_last_run_gets_its_old_one(ledger: Ledge
     assert claim(ledger, "x", 30) is None
 
 
-def test_only_one_of_two_beats_claims_a_tick(ledger: Ledger) -> None:
-    assert claim(ledger, "x", 10, "a") is None
-    refused = claim(ledger, "x", 10, "b")
-    assert refused is not None
-    assert refused.last is None
-    assert 0 < refused.remaining <= TTL
-    assert refused.claimer == "a"
-
-
-def test_claim_may_be_repeated(ledger: Ledger) -> None:
-    assert claim(ledger, "x", 10) is None
-    assert claim(ledger, "x", 10) is None
-
-
 def test_foreign_value_does_not_stop_other_entries(redis_server: RedisServer) -> None:
     with closing(open_url(redis_server.url_of(0), {})) as store, redis_server.client() as client:
         ledger = store.ledger(KEY)
@@ -160,41 +144,9 @@ def test_claim_that_is_taken_back_is_free_at_once(ledger: Ledger) -> None:
 
 def test_claim_that_arrives_after_its_withdrawal_does_not_count(store: Store, ledger: Ledger) -> None:
     """A server that was silent carries out the pending requests in any order."""
-    if isinstance(store, StoreWithBooks):
-        pytest.skip("nothing is late there")
     ledger.unclaim(["x"], "a")
     assert claim(ledger, "x", 10, "a") is not None
     assert claim(ledger, "x", 10, "b") is None
-
-
-def test_sent_tick_is_refused_with_its_last_run(ledger: Ledger) -> None:
-    align(ledger, x=10)
-    assert claim(ledger, "x", 10, "a") is None
-    record(ledger, "x", 20, "a")
-    assert claim(ledger, "x", 10, "b") == Refused(20, 0.0)
-    assert claim(ledger, "x", 20, "b") is None
-
-
-def test_tick_that_was_not_sent_is_free_at_once(ledger: Ledger) -> None:
-    assert claim(ledger, "x", 10, "a") is None
-    record(ledger, "x", 0, "a")
-    assert claim(ledger, "x", 10, "b") is None
-    assert align(ledger, x=7) == {"x": 7}
-
-
-def test_last_run_never_goes_back(ledger: Ledger) -> None:
-    align(ledger, x=10)
-    record(ledger, "x", 30, "a")
-    record(ledger, "x", 20, "b")
-    assert align(ledger, x=0) == {"x": 30}
-
-
-def test_record_of_another_beat_does_not_end_a_claim(ledger: Ledger) -> None:
-    assert claim(ledger, "x", 10, "a") is None
-    record(ledger, "x", 5, "b")
-    refused = claim(ledger, "x", 10, "b")
-    assert refused is not None
-    assert refused.last is None
 
 
 def test_schedule_may_be_large(ledger: Ledger) -> None:
@@ -226,28 +178,6 @@ def test_last_run_in_the_future_is_not_believed(ledger: Ledger) -> None:
     assert align(ledger, x=0) == {"x": 20}
     record(ledger, "x", CEILING + 1, "a")
     assert align(ledger, x=40) == {"x": 40}
-
-
-def test_one_of_many_threads_gets_each_tick(store: Store) -> None:
-    granted: list[tuple[int, str]] = []
-    start = threading.Barrier(8)
-
-    def contend(owner: str) -> None:
-        ledger = store.ledger(KEY)
-        start.wait()
-        for last in range(20):
-            while (refused := claim(ledger, "x", last, owner)) is not None and refused.last is None:
-                clock.sleep(0.001)
-            if refused is None:
-                granted.append((last, owner))
-                record(ledger, "x", last + 1, owner)
-
-    threads = [threading.Thread(target=contend, args=(f"owner {number}",)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [last for last, _ in granted] == list(range(20))
 
 
 def test_missing_server_is_reported(own_redis: RedisServer) -> None:

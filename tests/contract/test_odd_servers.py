@@ -4,16 +4,13 @@ server has said, and the next call finds the server that there is.
 
 from __future__ import annotations
 
-import gc
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import TypeVar
 
 import pytest
 
-from celery_singleton_lock import clock
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold, Lease
@@ -24,8 +21,8 @@ from tests.contract import inside
 from tests.contract.conftest import opened
 from tests.contract.forging import ForgingProxy
 from tests.patience import until
+from tests.proxy import KINDS
 from tests.redis_server import RedisServer
-from tests.stalling import KINDS
 
 Answer = TypeVar("Answer")
 
@@ -174,51 +171,6 @@ def test_end_that_is_refused_keeps_nobody_from_asking(store: Store, proxies: Seq
     assert isinstance(store.acquire(asked(Holder("other"))), Held)
 
 
-@pytest.mark.parametrize("answer", [b"-READONLY no\r\n", b"-OOM no\r\n", b":7\r\n"])
-def test_error_keeps_no_lease_alive(store: Store, proxies: Sequence[ForgingProxy], answer: bytes) -> None:
-    """Not even until Python looks for cycles: the heartbeat renews what somebody refers to."""
-    held = [Lease(f"{KEY}:{n}", new_owner(), ttl=TTL, fence=1, sent_at=store_time(store)) for n in range(300)]
-    gone = weakref.ref(held[0])
-    for proxy in proxies:
-        proxy.forge(SCRIPT, answer)
-    gc.disable()
-    try:
-        with pytest.raises(LockUnavailable):
-            store.renew(held, timeout=1.0)
-        held.clear()
-        assert gone() is None
-    finally:
-        gc.enable()
-
-
-def store_time(store: Store) -> float:
-    """When a lease was acquired just now; its connection is there from now on."""
-    lease = taken(store)
-    store.free(lease)
-    return lease.acquired_at
-
-
-def test_lease_is_trusted_from_before_it_was_asked_for(store: Store, proxies: Sequence[ForgingProxy]) -> None:
-    """Others see it end so long after the server heard of it, which may be long before its answer comes."""
-    slow, ttl = 0.3, 10.0  # A hundredth of that is left for the drift of clocks anyway.
-    store.free(taken(store))
-    for proxy in proxies:
-        proxy.delay(slow)
-    leases: list[Lease] = []
-
-    def is_taken() -> bool:
-        """A Redlock's majority may be too late for it on a busy machine."""
-        found = suppressed(lambda: store.acquire(LockRequest(KEY, new_owner(), ttl=ttl, holder=ME)))
-        leases.extend([found] if isinstance(found, Lease) else [])
-        return bool(leases)
-
-    until(is_taken)
-    (lease,) = leases
-    assert lease.trusted_until < clock.now() - slow + ttl
-    assert suppressed(lambda: store.renew([lease], timeout=10.0)) in ([True], None)
-    assert lease.trusted_until < clock.now() - slow + ttl
-
-
 class TestReplaced:
     """The connections to a server are open, but it is no longer the master, or they are out of step; a new connection
     finds the new one. It need not be found at once.
@@ -303,17 +255,6 @@ def test_many_connections_that_nobody_has_used_since_they_broke(
             proxy.forsake()
     until(lambda: suppressed(lambda: store.renew([lease], timeout=1.0)) == [True])
     assert store.free(lease)
-
-
-def test_servers_that_were_silent_are_asked_at_once(store: Store, proxies: Sequence[ForgingProxy]) -> None:
-    """One that is silent is left alone for seconds, but only as long as the others are a majority."""
-    for proxy in proxies:
-        proxy.hold(replies=True)
-    with pytest.raises(LockUnavailable):
-        store.acquire(LockRequest(f"{KEY}0", new_owner(), ttl=TTL, holder=ME))
-    for proxy in proxies:
-        proxy.let_through()
-    assert taken(store)
 
 
 def test_end_reaches_the_last_server_though_its_connection_breaks(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -84,22 +82,6 @@ class TestLeaving:
             store.free(first)
         assert store.held(KEY) == []
 
-    def test_by_an_interruption(self, store: Store) -> None:
-        first = taken(store)
-        with pytest.raises(KeyboardInterrupt), place(store) as waiter:
-            store.free(first)
-            assert waited_for(waiter).held
-            raise KeyboardInterrupt
-        assert store.held(KEY) == []
-
-    def test_after_its_connection_has_broken(self, store: Store, redis_server: RedisServer) -> None:
-        first = taken(store)
-        with place(store) as waiter:
-            cut(redis_server)
-            assert isinstance(waiter.wait(0.01), Held)
-        assert store.free(first)
-        assert store.held(KEY) == []
-
     def test_by_a_kill(self, store: Store, redis_server: RedisServer) -> None:
         first = taken(store)
         pid = os.fork()
@@ -122,41 +104,6 @@ class TestLeaving:
             leaving.__exit__(None, None, None)
             assert waited_for(waiter).held
 
-    def test_any_number_at_any_moment(self, store: Store) -> None:
-        """Waiters come, leave and get the lock: never two have it, and none at the end."""
-        rounds, counter, inside_ = 60, [0], threading.Lock()
-        failures: list[str] = []
-
-        def work(seed: int) -> None:
-            rng = random.Random(seed)
-            for _ in range(rounds):
-                until_ = clock.now() + rng.choice([0.0, 0.001, 0.005, 0.02, 30.0])
-                request = asked(new_owner(), waiting=True)
-                found = store.acquire(request)
-                if isinstance(found, Held):
-                    with store.waiter(request) as waiter:
-                        while isinstance(found, Held) and (left := until_ - clock.now()) > 0:
-                            found = waiter.wait(left)
-                if isinstance(found, Lease):
-                    if not inside_.acquire(blocking=False):
-                        failures.append("two at once")
-                        return
-                    counter[0] += 1
-                    clock.sleep(rng.choice([0.0, 0.001, 0.003]))
-                    inside_.release()
-                    if not store.free(found):
-                        failures.append("lost")
-
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-            assert not thread.is_alive(), "somebody waits for a lock that nobody has"
-        assert failures == []
-        assert counter[0] > rounds
-        assert store.held(KEY) == []
-
 
 class TestLate:
     """A waiter was frozen, or cut off, as it got the lock."""
@@ -173,47 +120,6 @@ class TestLate:
             assert found.remaining <= held.remaining
         assert store.free(found)
 
-    def test_lock_that_another_has_by_now_is_not_believed_to_be_its_own(
-        self, store: Store, redis_server: RedisServer
-    ) -> None:
-        first = taken(store)
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            with suppress(BaseException), place(store) as waiter:
-                os.write(writer, b".")
-                lease = waited_for(waiter)
-                os.write(writer, b"%d" % lease.fence)
-            os._exit(0)
-        os.close(writer)
-        assert os.read(reader, 1) == b".", "it waits"
-        until(blocked(redis_server))
-        os.kill(pid, signal.SIGSTOP)
-        store.free(first)
-        others: list[Lease] = []
-
-        def is_taken() -> bool:
-            """Once what the server may have given to the waiter has ended."""
-            found = store.acquire(asked("other"))
-            others.extend([found] if isinstance(found, Lease) else [])
-            return bool(others)
-
-        until(is_taken)
-        os.kill(pid, signal.SIGCONT)
-        assert store.renew(others, timeout=5.0) == [True]
-        assert store.free(others[0])
-        os.waitpid(pid, 0)
-        assert int(os.read(reader, 100)) > others[0].fence, "it waits for the end of the other"
-        os.close(reader)
-
-    def test_lock_that_it_got_after_a_lost_connection_is_kept(self, store: Store, redis_server: RedisServer) -> None:
-        first = taken(store)
-        with place(store) as waiter:
-            cut(redis_server)
-            store.free(first)
-            found = waited_for(waiter)
-        assert store.renew([found], timeout=5.0) == [True]
-
 
 class TestServer:
     """What becomes of the server, or what others do there."""
@@ -229,35 +135,12 @@ class TestServer:
                 store.free(first)
                 assert store.free(waited_for(waiter))
 
-    def test_server_that_has_forgotten_that_it_waits(self, store: Store, redis_server: RedisServer) -> None:
-        """It was restarted empty, for example: the next end of a hold wakes the waiter all the same."""
-        taken(store)
-        with place(store) as waiter:
-            with redis_server.client() as client:
-                client.flushall()
-            other = taken(store, "other")
-            cut(redis_server)
-            until(lambda: isinstance(waiter.wait(0.01), Held) and store.inspect(KEY).waiters)
-            store.free(other)
-            assert waited_for(waiter).held
-
     def test_hold_that_nobody_freed(self, store: Store, redis_server: RedisServer) -> None:
         """As if the holder had died."""
         first = taken(store)
         with place(store) as waiter:
             end(redis_server, first)
             assert isinstance(waiter.wait(0.01), Lease)
-
-    def test_another_holder(self, store: Store, redis_server: RedisServer) -> None:
-        first = taken(store)
-        with place(store) as waiter:
-            end(redis_server, first)
-            other = taken(store, "other")
-            for _ in range(2):
-                found = waiter.wait(0.01)
-                assert isinstance(found, Held)
-                assert (found.owner, found.holder) == (other.owner, Holder("other"))
-                assert 0 < found.remaining <= TTL
 
     def test_value_of_somebody_else(self, store: Store, redis_server: RedisServer) -> None:
         with redis_server.client() as client:
@@ -268,15 +151,3 @@ class TestServer:
                 assert (found.holder, found.remaining) == (None, float("inf"))
                 client.delete(inside.lock_key(KEY))
                 assert isinstance(waiter.wait(0.01), Lease)
-
-    def test_hand_over_is_cheap(self, store: Store, redis_server: RedisServer) -> None:
-        """For the server: commands within scripts count."""
-        for _ in range(2):  # The server knows the scripts the second time.
-            first = taken(store)
-            with place(store) as waiter, redis_server.client() as client:
-                client.config_resetstat()
-                store.free(first)
-                found = waited_for(waiter)
-                calls = {name: it["calls"] for name, it in client.info("commandstats").items()}
-            store.free(found)
-        assert sum(calls.values()) < 30

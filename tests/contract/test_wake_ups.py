@@ -15,7 +15,7 @@ from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.stores.store import Place, Store
 from tests.contract import inside
-from tests.contract.conftest import blocked, opened
+from tests.contract.conftest import opened
 from tests.patience import until
 from tests.redis_server import RedisServer
 
@@ -92,14 +92,6 @@ class TestLooks:
         store.free(lease)
         assert process.look() == 1
 
-    def test_semaphore_has_room_for_some(self, one: Store) -> None:
-        leases = [taken(one, limit=3) for _ in range(3)]
-        process = Process(one, FIRST, limit=3, copies=5)
-        assert process.look() == 0
-        one.free(leases[0])
-        one.free(leases[1])
-        assert process.look() == 2
-
     def test_lock_is_left_to_the_one_that_has_waited_for_longer(self, store: Store) -> None:
         first, second = Process(store, FIRST), Process(store, SECOND)
         assert first.look() == 1
@@ -130,12 +122,6 @@ class TestLooks:
         assert (found.holder, found.owner) == (None, "")
         assert isinstance(store.acquire(asked(since=FIRST - 1)), Lease)
 
-    def test_somebody_who_gives_way_gets_no_place(self, store: Store) -> None:
-        lease = taken(store)
-        assert isinstance(store.acquire(asked(since=FIRST)), Held)
-        store.free(lease)
-        assert Process(store, SECOND).look() == 1
-
 
 class TestWoken:
     def test_process_that_has_waited_longest_is_woken(self, store: Store) -> None:
@@ -154,26 +140,6 @@ class TestWoken:
             assert one.free(lease)
             until(lambda heard=heard: (first.heard, second.heard) == heard)  # type: ignore[misc]
 
-    def test_place_is_kept_after_a_lost_race(self, store: Store) -> None:
-        """A newcomer was faster."""
-        lease, first, second = taken(store), Process(store, FIRST), Process(store, SECOND)
-        for number in range(1, 4):
-            assert first.look() == second.look() == 0
-            assert store.free(lease)
-            until(lambda number=number: first.heard == number)  # type: ignore[misc]
-            lease = taken(store)
-        assert second.heard == 0
-
-    def test_busy_process_leaves_it_to_the_next(self, store: Store) -> None:
-        lease, first, second = taken(store), Process(store, FIRST), Process(store, SECOND)
-        assert first.look() == second.look() == 0
-        assert store.free(lease)
-        until(lambda: first.heard)
-        assert store.wake(KEY, leaves=first.place.name)
-        until(lambda: second.heard)
-        assert second.look() == 1
-        assert not store.wake(KEY, leaves=second.place.name)
-
     def test_woken_process_that_leaves_wakes_the_next(self, store: Store) -> None:
         lease, first, second = taken(store), Process(store, FIRST), Process(store, SECOND)
         assert first.look() == second.look() == 0
@@ -183,27 +149,6 @@ class TestWoken:
         assert store.free(lease)
         first.leave()
         until(lambda: second.heard)
-
-    def test_waiter_in_a_slot_is_woken_before_a_younger_copy(self, store: Store) -> None:
-        lease, process = taken(store), Process(store, clock.wall() + 60)
-        request = asked("waiter", waiting=True)
-        assert isinstance(store.acquire(request), Held)
-        assert process.look() == 0
-        with store.waiter(request) as waiter:
-            store.free(lease)
-            assert isinstance(waiter.wait(TTL), Lease)
-        assert process.heard == 0
-
-    def test_copy_that_is_woken_keeps_the_place_of_its_message_in_a_slot(self, store: Store) -> None:
-        """A message has waited since it first asked, wherever it waits."""
-        lease, process = taken(store), Process(store, SECOND)
-        request = asked("waiter", waiting=True, since=FIRST)
-        assert process.look() == 0
-        assert isinstance(store.acquire(request), Held)
-        with store.waiter(request) as waiter:
-            store.free(lease)
-            assert isinstance(waiter.wait(TTL), Lease)
-        assert process.heard == 0
 
     def test_dead_waiter_is_woken_once(self, one: Store, server: RedisServer) -> None:
         lease, process = taken(one), Process(one, SECOND)
@@ -218,60 +163,6 @@ class TestWoken:
             assert one.free(taken(one))
             until(lambda: process.heard)
             assert client.zscore(inside.waiting_set(KEY), dead) is None
-
-    def test_process_whose_waiter_does_not_come_is_gone_with_all_of_them(self, one: Store, server: RedisServer) -> None:
-        lease, process = taken(one), Process(one, SECOND)
-        places = {f"{KEY}:mail:dead|{number:032}": number for number in range(1, 4)}
-        with server.client() as client:
-
-            def note(*seconds: float) -> None:
-                """When each of them asked last, that many seconds ago."""
-                for member, ago in zip(places, seconds, strict=False):
-                    client.hset(inside.asked_hash(KEY), member, f"{round((clock.wall() - ago) * 1000)} 1")
-
-            client.zadd(inside.waiting_set(KEY), places)
-            note(0.5, 0.5, 0.5)
-            assert process.look() == 0
-            assert one.free(lease)
-            assert process.look() < 0, "it may come within a second"
-            note(4.1, 1.6, 1.2)  # The first one was woken 1.1 seconds ago.
-            assert process.look() == 1
-            note(4.1, 0.1)  # Another thread of that process is alive.
-            assert process.look() < 0
-            note(4.1, 1.6)
-            assert one.free(taken(one))
-            until(lambda: process.heard)
-
-    def test_dead_waiters_hold_nobody_up_whose_server_had_a_clock_that_was_ahead(
-        self, one: Store, server: RedisServer
-    ) -> None:
-        with server.client() as client:
-            for number in range(1, 4):
-                dead = f"{KEY}:mail:dead|{number:032}"
-                client.zadd(inside.waiting_set(KEY), {dead: number})
-                client.hset(inside.asked_hash(KEY), dead, f"{round((clock.wall() + TTL) * 1000)} 1")
-        assert Process(one, SECOND).look() == 1
-
-    def test_one_connection_blocks_whatever_the_number_of_locks(self, one: Store, server: RedisServer) -> None:
-        leases = [taken(one), taken(one, OTHER)]
-        processes = [Process(one, FIRST), Process(one, FIRST, OTHER)]
-        request = asked("waiter", waiting=True)
-        assert isinstance(one.acquire(request), Held)
-        with one.waiter(request):
-            assert [process.look() for process in processes] == [0, 0]
-            until(blocked(server))
-            for lease in leases:
-                one.free(lease)
-            until(lambda: all(process.heard for process in processes))
-
-    def test_connection_that_is_cut_is_replaced(self, one: Store, server: RedisServer) -> None:
-        lease, process = taken(one), Process(one, FIRST)
-        assert process.look() == 0
-        until(blocked(server))
-        with server.client() as client:
-            client.client_kill_filter(_type="normal", skipme=True)
-        assert one.free(lease)
-        until(lambda: process.heard)
 
     def test_user_who_may_not_block_looks(
         self, one: Store, server: RedisServer, caplog: pytest.LogCaptureFixture

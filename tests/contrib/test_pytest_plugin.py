@@ -102,8 +102,8 @@ def test_docs_tell_the_truth(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "testing.md").read_text()
     page = re.sub(r"<!-- not run: [^>]+ -->\n```python\n", "", page)
     files = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", page, re.DOTALL)
-    assert len(files) == page.count("```python\n") == 5
+    assert len(files) == page.count("```python\n") == 6
     for name, content in files:
         (tmp_path / name).write_text(content)
     outcomes, printed = run(tmp_path)
-    assert outcomes == {"passed": 5}, printed
+    assert outcomes == {"passed": 6}, printed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -125,23 +124,6 @@ def test_changed_schedule_is_honoured(beats: Studio) -> None:
     assert {*beats.ledger()} >= {"changed", "kept", "new"}
 
 
-@pytest.mark.parametrize(("catch_up", "caught_up"), [(None, 1), (10.0, 0)], ids=["made up for", "too late"])
-def test_missed_ticks_after_a_long_outage(
-    beats: Studio, own_redis: RedisServer, catch_up: float | None, caught_up: int
-) -> None:
-    beats.conf["singleton_lock_beat_catch_up"] = catch_up
-    beats.schedule = {"daily": 86400.0, "often": 0.5}
-    (first,) = beats.start("first")
-    beats.wait_for_sent(1, "often")
-    first.terminate()
-    beats.age(86400 * 3, "daily")
-    (second,) = beats.start("second")
-    beats.wait_for_sent(3, "often")
-    assert len(beats.sent("daily")) == caught_up
-    assert ("beat: skipped" in second.log) is (caught_up == 0)
-    assert beats.ledger()["daily"] > (clock.wall() - 60) * 1_000_000
-
-
 def test_beat_embedded_in_workers(beats: Studio) -> None:
     beats.schedule = OFTEN
     beats.conf["singleton_lock_beat_ttl"] = 60.0
@@ -157,24 +139,6 @@ def test_beat_embedded_in_workers(beats: Studio) -> None:
     seen = len(record.runs())
     runs = record.wait_for(ends=seen + 4)
     assert len({run.task_id for run in runs}) == len(runs)
-
-
-def test_on_a_redlock(own_redis: RedisServer, tmp_path: Path) -> None:
-    with ExitStack() as exits:
-        nodes = [exits.enter_context(RedisServer()) for _ in range(3)]
-        beats = exits.enter_context(studio(own_redis, nodes[0], tmp_path))
-        beats.schedule = {TICK: EVERY}
-        beats.conf |= {
-            "singleton_lock_backend": ";".join(node.url_of(2) for node in nodes),
-            "singleton_lock_transport_options": {"restart_delay": False},
-        }
-        first, _ = beats.start("first", "second")
-        beats.wait_for_sent(2)
-        nodes[2].kill()
-        beats.wait_for_sent(2)
-        first.terminate()
-        beats.wait_for_sent(3)
-        check(beats)
 
 
 def test_user_with_the_documented_rights_is_enough(own_redis: RedisServer, beats: Studio) -> None:

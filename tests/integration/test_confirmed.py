@@ -12,8 +12,8 @@ from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.in_bulk import UNCONFIRMED_TTL
 from tests.contract.forging import ForgingProxy
 from tests.patience import LIMIT, until
+from tests.proxy import KINDS
 from tests.redis_server import RedisServer
-from tests.stalling import KINDS
 
 #: Sends a message, and ends.
 SENDS = """

@@ -111,6 +111,13 @@ class TestChain:
         assert states(result) == [final] * 3
         assert shop.record.runs("mark") == []
 
+    def test_chain_of_the_same_call(self, shop: Shop) -> None:
+        """Each step finds the lock free: the lock is freed before the next step is sent."""
+        for _ in range(10):
+            step = shop.sign("exclusive", "report", 0.0, immutable=True)
+            assert chain(step, step, step, app=shop.app)().get(timeout=LIMIT) == "report"
+        assert len(shop.record.runs("report")) == 30
+
 
 class TestChord:
     @pytest.mark.parametrize("policy", ["skip", "raise", "reject"])

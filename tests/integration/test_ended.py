@@ -20,7 +20,7 @@ from tests.contract.store_contract.asking import taken
 from tests.redis_server import RedisServer
 
 KEY = "ended:1:{job:1}"
-FENCE = keyspace.fence_key(KEY)
+FENCE = KEY + keyspace.FENCE
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ class TestWhatIsLeft:
     def test_of_a_named_lock_is_its_counter(self, store: RedisStore, client: Redis) -> None:
         nightly = keyspace.PlainKey("nightly")
         store.free(taken(store, key=nightly))
-        assert [*client.scan_iter()] == [keyspace.fence_key(nightly)] == ["{nightly}:fence"]
+        assert [*client.scan_iter()] == [nightly + keyspace.FENCE] == ["{nightly}:fence"]
 
 
 class TestFences:

@@ -57,23 +57,3 @@ def test_a_text(shop: Shop, key: str, value: bytes) -> None:
         assert client.get(f"{key}:run") == value, "nothing is freed for a stranger"
         client.delete(f"{key}:run")
     assert waiting.get(timeout=LIMIT) == "report"
-
-
-def test_another_type(shop: Shop, key: str) -> None:
-    with shop.locks() as client:
-        client.hset(f"{key}:run", "a", "b")
-        client.expire(f"{key}:run", 1000)
-    (worker,) = shop.start("one")
-    waiting = copy_of(shop, "skip")
-    until(lambda: f"a key of this lock is {WORDS}" in worker.log)
-    for shown in (
-        ask(shop, "show", key),
-        ask(shop, "explain", EXCLUSIVE, "report"),
-        ask(shop, "release", "--yes", key),
-    ):
-        assert f"the value at {key}:run is not a lock" in shown.output
-    assert f"{key}:run" in ask(shop, "doctor").stdout
-    with shop.locks() as client:
-        assert client.hgetall(f"{key}:run") == {b"a": b"b"}
-        client.delete(f"{key}:run")
-    assert waiting.get(timeout=LIMIT) == "report"

@@ -103,28 +103,6 @@ def test_first_come_first_served(strict: Shop) -> None:
     assert [run.task_id for run in begun] == [holder.id, *(result.id for result in results)]
 
 
-def test_newcomer_leaves_a_free_lock_to_one_that_has_waited_for_longer(shop: Shop) -> None:
-    shop.start("one")
-    holder = shop.send("exclusive", "report", LONG)
-    shop.record.wait_for(starts=1)
-    (key,) = (each.removesuffix(":run") for each in shop.held())
-    shop.record.let_end("report")
-    assert holder.get(timeout=LIMIT) == "report"
-    with shop.locks() as client:
-
-        def is_put_back() -> bool:
-            waiter = f"{key}:mail:elsewhere|{'0' * 32}"
-            client.zadd(f"{key}:waiting", {waiter: 1})
-            client.hset(f"{key}:asked", waiter, f"{client.time()[0] * 1000} 1")
-            return conflicts(shop) > 0
-
-        assert not is_put_back()
-        result = shop.send("patient", "report")
-        until(is_put_back)
-        assert shop.log.count("is left to one that has waited for longer") == 1
-    assert result.get(timeout=LIMIT) == "report"
-
-
 def test_copies_of_a_killed_process_stop_counting(shop: Shop) -> None:
     shop.start("holding", arguments=("-Q", "held"))
     (killed,) = shop.start("killed")
@@ -135,19 +113,6 @@ def test_copies_of_a_killed_process_stop_counting(shop: Shop) -> None:
     killed.kill()
     until(lambda: waiting(shop) == [0])
     shop.record.let_end("report")
-
-
-def test_copy_that_is_revoked_lets_the_next_one_begin(strict: Shop) -> None:
-    strict.start("one")
-    holder = strict.send("exclusive", "report", LONG)
-    strict.record.wait_for(starts=1)
-    first = send(strict)
-    results = [send(strict) for _ in range(2)]
-    first.revoke()
-    until(lambda: "revoked" in strict.log)
-    strict.record.let_end("report")
-    check(strict, [holder, *results])
-    until(lambda: first.state == "REVOKED")
 
 
 def test_killed_main_process_keeps_nobody_else_waiting(shop: Shop) -> None:

@@ -18,10 +18,10 @@ from redis import Redis
 from redis.credentials import CredentialProvider
 from redis.exceptions import ConnectionError, LockError, LockNotOwnedError
 
-from celery_singleton_lock import Lock, LockConflict, LockLost, LockUnavailable, Redlock, Semaphore, clock
+from celery_singleton_lock import Lock, LockConflict, LockLost, LockUnavailable, Semaphore, clock
 from celery_singleton_lock.lock import NotAcquired, NotHeld, NotOwned, Unavailable
 from celery_singleton_lock.stores.redis import keyspace
-from tests.integration.outside import NAME, RENEWED, three
+from tests.integration.outside import NAME, RENEWED
 from tests.patience import LIMIT
 from tests.redis_server import RedisServer
 from tests.servers import Cluster, until
@@ -29,7 +29,7 @@ from tests.servers import Cluster, until
 ROOT = Path(__file__).parents[2]
 
 #: Has the waiters of the lock.
-WAITING = keyspace.waiting_key(keyspace.PlainKey(NAME))
+WAITING = keyspace.PlainKey(NAME) + keyspace.WAITING
 
 
 class TestDropIn:
@@ -110,13 +110,6 @@ class TestHolding:
         assert other.acquire()
         other.release()
 
-    def test_it_is_renewed_while_held(self, make: Callable[..., Lock]) -> None:
-        with make(timeout=RENEWED) as lock:
-            clock.sleep(RENEWED + 1.0)
-            lock.check()
-            assert not make().acquire(blocking=False)
-        assert not lock.locked()
-
     def test_it_can_expire(self, make: Callable[..., Lock]) -> None:
         lock = make(timeout=1.5, renew=False)
         lock.acquire()
@@ -158,19 +151,6 @@ class TestHolding:
         lock.acquire()
         assert in_thread(lambda: error_of(lock.release)) is None
         assert not lock.locked()
-
-    def test_lock_of_a_thread_that_is_gone_ends(self, make: Callable[..., Lock]) -> None:
-        """Otherwise it would be renewed forever."""
-        lock = make(timeout=1.5)
-        assert in_thread(lock.acquire)
-        assert lock.acquire(blocking_timeout=LIMIT)
-        lock.release()
-
-    def test_lost_lock_raises_at_the_end_by_default(self, make: Callable[..., Lock], client: Redis) -> None:
-        with pytest.raises(NotOwned), make():
-            client.flushall()
-        with make(raise_on_release_error=False):
-            client.flushall()
 
     def test_lock_that_was_there_until_its_release_was_not_lost(self, make: Callable[..., Lock], client: Redis) -> None:
         """A process that was frozen no longer trusts its lease; on the server the lease had some time left."""
@@ -231,10 +211,6 @@ def error_of(call: Callable[[], object]) -> type[BaseException] | None:
 
 
 class TestSemaphore:
-    def test_limit_of_one_is_a_lock(self, client: Redis) -> None:
-        with Semaphore(client, NAME, 1):
-            assert not Lock(client, NAME).acquire(blocking=False)
-
     def test_lower_limit_counts_present_holders(self, client: Redis) -> None:
         """During a rolling deploy: holders that came under the higher limit count."""
         made = [Semaphore(client, NAME, 5, timeout=30) for _ in range(5)]
@@ -332,16 +308,3 @@ class TestWhatBreaksOtherLocks:
         lock = Lock(Redis(port=redis_server.port, credential_provider=Away()), "report")
         with pytest.raises(Unavailable, match="LookupError while connecting: the token service is away"):
             lock.acquire()
-
-
-class TestRedlock:
-    @pytest.mark.parametrize("count", [0, 1, 2, 4])
-    def test_number_of_nodes_is_checked(self, client: Redis, count: int) -> None:
-        with pytest.raises(ValueError, match="an odd number of at least 3"):
-            Redlock([client] * count, NAME)
-
-    def test_nodes_that_came_back_empty_have_no_vote(self, own_redis: RedisServer) -> None:
-        clients = three(own_redis)
-        with pytest.raises(Unavailable, match="has no vote"):
-            Redlock(clients, NAME, timeout=60).acquire()
-        assert Redlock(clients, NAME, timeout=60, restart_delay=False).acquire()

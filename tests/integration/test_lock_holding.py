@@ -9,7 +9,6 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import redis.asyncio
@@ -18,10 +17,9 @@ from redis.exceptions import LockError
 from redis.sentinel import Sentinel
 
 from celery_singleton_lock import Lock, Redlock, clock
-from celery_singleton_lock.lock import MAX_TIMEOUT, NotAcquired, NotHeld, NoTimeout, NotOwned, Unavailable
+from celery_singleton_lock.lock import MAX_TIMEOUT, NotAcquired, NotHeld, NoTimeout, Unavailable
 from tests.integration.outside import NAME, RENEWED
 from tests.patience import LIMIT
-from tests.proxy import LossyProxy
 from tests.redis_server import RedisServer
 from tests.servers import Cluster, until
 
@@ -101,108 +99,12 @@ class TestAnotherTtl:
         lock.release()
 
 
-def test_release_does_not_forget_what_another_thread_has_acquired_meanwhile(
-    make: Callable[..., Lock], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock = make(timeout=60, thread_local=False)
-    lock.acquire()
-    store = lock._heartbeat.store
-    release = store.free
-
-    def released(*arguments: object, **options: object) -> bool:
-        answer = release(*arguments, **options)  # type: ignore[arg-type]
-        monkeypatch.undo()
-        other = threading.Thread(target=lock.acquire)
-        other.start()
-        other.join(LIMIT)
-        return answer
-
-    monkeypatch.setattr(store, "free", released)
-    lock.release()
-    assert not lock.lost
-    lock.check()
-    lock.release()
-
-
-@pytest.mark.parametrize("thread_local", [True, False])
-def test_acquire_that_raises_leaves_no_lock(
-    make: Callable[..., Lock], monkeypatch: pytest.MonkeyPatch, thread_local: bool
-) -> None:
-    """A signal's handler raises between noting the hold and returning: nobody would release it."""
-    lock = make(timeout=60, thread_local=thread_local)
-    hold = lock._hold
-
-    def interrupted(*noted: Any) -> None:
-        hold(*noted)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as interrupts:
-        interrupts.setattr(lock, "_hold", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            lock.acquire()
-    assert not lock.locked()
-    assert lock.local.token is None
-    with lock:
-        assert lock.owned()
-
-
-class TestReleaseWithoutAnAnswer:
-    def test_repeating_it_is_a_success(self, own_redis: RedisServer, client: Redis) -> None:
-        with LossyProxy(own_redis.port) as proxy:
-            lock = Lock(Redis(port=proxy.port), NAME, timeout=60)
-            with lock:
-                lock.reacquire()  # The server knows the scripts from now on.
-            lock.acquire()
-            proxy.lose(1000)
-            with pytest.raises(Unavailable):
-                lock.release()
-            assert not client.exists(NAME)
-            proxy.lose(0)
-            lock.release()
-            with pytest.raises(NotHeld):
-                lock.release()
-
-    def test_lock_counts_as_lost_meanwhile(self, own_redis: RedisServer, make: Callable[..., Lock]) -> None:
-        """The lock is freed as soon as the server answers: extending it would be in vain."""
-        lock = make(timeout=60)
-        lock.acquire()
-        own_redis.pause()
-        with pytest.raises(Unavailable):
-            lock.release()
-        assert lock.lost
-        own_redis.resume()
-        for use in (lock.reacquire, lambda: lock.extend(60), lock.check):
-            with pytest.raises(NotOwned):
-                use()
-        lock.release()
-
-
 class TestWithoutAnEnd:
     """Somebody has removed the key's time to live (PERSIST)."""
 
     def test_conflict_says_so(self, client: Redis) -> None:
         client.set(NAME, "a stranger's")
         with pytest.raises(NotAcquired, match="never expires"), Lock(client, NAME, blocking=False):
-            pass
-
-
-class TestNotGot:
-    """Nothing is left of an acquire that failed."""
-
-    def test_lock_that_nobody_would_renew_is_free(
-        self, make: Callable[..., Lock], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def start(*_: object, **__: object) -> None:
-            raise RuntimeError("can't start new thread")
-
-        lock = make(timeout=60)
-        with monkeypatch.context() as patch:
-            patch.setattr(lock._heartbeat, "start", start)
-            with pytest.raises(RuntimeError, match="new thread"):
-                lock.acquire()
-        assert lock.local.token is None
-        assert not lock.locked()
-        with lock:
             pass
 
 
@@ -360,19 +262,6 @@ class TestFork:
         assert forked(in_child)
         assert lock.owned()
         lock.release()
-
-    def test_child_may_take_it_with_the_same_object(self, make: Callable[..., Lock]) -> None:
-        lock = make(timeout=30)
-        lock.acquire()
-        lock.release()
-
-        def in_child() -> bool:
-            with lock:
-                return lock.owned()
-
-        assert forked(in_child)
-        with lock:
-            pass
 
 
 def forked(work: Callable[[], bool]) -> bool:

@@ -61,22 +61,6 @@ class TestManyCome:
                 result.get(timeout=LIMIT)
         assert ran(shop) == [holder.id, newest.id]
 
-    def test_many_messages_without_a_pause(self, shop: Shop) -> None:
-        """Whatever the order in which workers get them, the message that runs last came last."""
-        shop.start("one", "two", concurrency=4)
-        holder = shop.send("rerunning", "report", LONG)
-        shop.record.wait_for(starts=1)
-        results = [shop.send("rerunning", "report") for _ in range(40)]
-        until(lambda: all(f"[{result.id}] put back" in shop.log for result in results))
-        shop.record.let_end("report")
-        until(lambda: all(result.ready() for result in results))
-        *_, last = ran(shop)
-        states = {result.id: result.state for result in results}
-        assert states[last] == "SUCCESS"
-        assert [state for state in states.values() if state not in ("SUCCESS", "REVOKED")] == []
-        assert len(ran(shop)) == 1 + list(states.values()).count("SUCCESS") <= 3
-        assert ran(shop)[0] == holder.id
-
 
 class TestNothingIsLost:
     def test_holder_is_killed(self, shop: Shop) -> None:

@@ -49,16 +49,6 @@ def store(own_redis: RedisServer) -> Iterator[Store]:
     store.close()
 
 
-@pytest.fixture
-def lossy(own_redis: RedisServer) -> Iterator[tuple[Store, LossyProxy]]:
-    """A store behind a proxy, already connected."""
-    with LossyProxy(own_redis.port) as proxy:
-        store = open_url(f"redis://127.0.0.1:{proxy.port}/0")
-        store.free(taken(store))
-        yield store, proxy
-        store.close()
-
-
 def acquire(store: Store, *, ttl: float = TTL, limit: int = 1, holder: Holder = ME) -> Lease | Held:
     return store.acquire(LockRequest(KEY, new_owner(), ttl=ttl, holder=holder, limit=limit))
 
@@ -78,38 +68,6 @@ def is_answered(store: Store) -> bool:
 
 
 class TestLostReplies:
-    def test_acquire_whose_reply_is_lost_does_not_deadlock(self, lossy: tuple[Store, LossyProxy]) -> None:
-        store, proxy = lossy
-        proxy.lose(1)
-        lease = taken(store)
-        assert proxy.lost == 1
-        assert lease.held
-
-    def test_release_whose_reply_is_lost_is_a_success(self, lossy: tuple[Store, LossyProxy]) -> None:
-        store, proxy = lossy
-        lease = taken(store)
-        proxy.lose(1)
-        assert store.free(lease)
-        assert proxy.lost == 1
-
-    def test_acquire_that_is_never_answered_expires(self, lossy: tuple[Store, LossyProxy], client: Redis) -> None:
-        store, proxy = lossy
-        proxy.lose(100)
-        with pytest.raises(LockUnavailable):
-            acquire(store)
-        assert 0 < client.pttl(f"{KEY}:run") <= TTL * 1000
-
-    def test_renewal_whose_reply_is_lost_is_an_error(self, lossy: tuple[Store, LossyProxy]) -> None:
-        store, proxy = lossy
-        lease = taken(store)
-        assert store.renew([lease], timeout=1) == [True]
-        end = lease.trusted_until
-        proxy.lose(1)
-        with pytest.raises(LockUnavailable):
-            store.renew([lease], timeout=1)
-        assert lease.trusted_until == end
-        assert store.renew([lease], timeout=1) == [True]
-
     def test_hung_server_costs_seconds_not_minutes(self, own_redis: RedisServer, store: Store) -> None:
         store.free(taken(store))
         own_redis.pause()
@@ -129,24 +87,6 @@ class TestServer:
         assert store.free(lease)
         client.script_flush()
         taken(store)
-
-    def test_fence_grows_over_a_flush(self, store: Store, client: Redis) -> None:
-        fences = []
-        for _ in range(5):
-            fences.append(taken(store).fence)
-            client.flushall()
-        assert fences == sorted(set(fences))
-
-    def test_repeated_acquire_has_a_fence_when_the_highest_is_not_known_any_more(
-        self, store: Store, client: Redis
-    ) -> None:
-        request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
-        first = store.acquire(request)
-        client.delete(inside.fence_counter(KEY))
-        again = store.acquire(request)
-        assert isinstance(first, Lease)
-        assert isinstance(again, Lease)
-        assert again.fence == first.fence
 
     def test_fence_is_exact_beyond_the_digits_that_lua_prints(self, store: Store, client: Redis) -> None:
         client.set(inside.fence_counter(KEY), 2**53 - 10)
@@ -276,26 +216,6 @@ class TestForeignValues:
             assert again.fence == lease.fence
             store.free(lease)
         assert fences == sorted(set(fences))
-
-
-class TestInterrupted:
-    @pytest.mark.parametrize("sent", [True, False])
-    def test_interruption_as_it_is_sent(self, store: Store, monkeypatch: pytest.MonkeyPatch, sent: bool) -> None:
-        store.free(taken(store))
-        connection = inside.named("stores.redis.connection.Connection")
-        send, interruptions = connection.send, [KeyboardInterrupt()]
-
-        def interrupted(it: object, *commands: object) -> None:
-            if sent or not interruptions:
-                send(it, *commands)
-            if interruptions:
-                raise interruptions.pop()
-
-        monkeypatch.setattr(connection, "send", interrupted)
-        request = LockRequest(KEY, new_owner(), ttl=TTL, holder=ME)
-        with pytest.raises(KeyboardInterrupt):
-            store.acquire(request)
-        assert store.held(KEY) == []
 
 
 class TestConnections:

@@ -9,15 +9,11 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
-from celery import Celery
-from celery.exceptions import SoftTimeLimitExceeded
 from redis.connection import Connection as RedisPyConnection
 
 from celery_singleton_lock import LockUnavailable, clock
-from tests.bench import Bench
 from tests.contract import inside
 from tests.contract.inside import (
-    Freeing,
     Held,
     Holder,
     Kept,
@@ -68,12 +64,6 @@ def taken(store: Store, **options: object) -> Lease:
     return lease
 
 
-def taken_on_all(nodes: Nodes, store: Store) -> Lease:
-    lease = taken(store)
-    until(lambda: len(nodes.holding(RUN)) == len(nodes.servers), "all nodes have it")
-    return lease
-
-
 def hang(server: RedisServer) -> None:
     server.pause()
 
@@ -87,6 +77,19 @@ def connected(request: pytest.FixtureRequest, store: Store) -> None:
     """Some failures look different on existing connections."""
     if request.param:
         store.free(taken(store))
+
+
+def taken_on_all(nodes: Nodes, store: Store) -> Lease:
+    lease = taken(store)
+    until(lambda: len(nodes.holding(RUN)) == len(nodes.servers), "all nodes have it")
+    return lease
+
+
+def renewed(store: Store, lease: Lease) -> bool:
+    try:
+        return store.renew([lease], timeout=0.5) == [True]
+    except LockUnavailable:
+        return False
 
 
 @pytest.mark.usefixtures("connected")
@@ -136,14 +139,6 @@ def resume(nodes: Nodes) -> None:
 def acquire_or_none(store: Store) -> object:
     try:
         return acquire(store)
-    except LockUnavailable:
-        return None
-
-
-def acquire_once(store: Store) -> object:
-    """As a message that does not run if it has a record."""
-    try:
-        return acquire(store, check_finished=True)
     except LockUnavailable:
         return None
 
@@ -202,43 +197,6 @@ class TestReach:
                 store.acquire(LockRequest(f"{KEY}:2", new_owner(), ttl=TTL, holder=Holder("second"))), Lease
             )
 
-    def test_nobody_waits_for_a_promise_that_was_not_answered(self, nodes: Nodes, store: Store) -> None:
-        """The message comes again, and would find its own promise for half a minute."""
-        assert store.free(taken(store))
-        for server in nodes.servers[:3]:
-            hang(server)
-        with pytest.raises(LockUnavailable):
-            store.refuse(KEY, ME, Record(ME.message, b"refused", 60.0))
-        resume(nodes)
-        began = clock.now()
-        until(lambda: isinstance(acquire_once(store), Lease), "the message runs")
-        assert clock.now() - began < inside.seconds("that a promise lasts") / 2
-
-    def test_lost_replies_of_a_minority_do_not_matter(self, nodes: Nodes) -> None:
-        with ExitStack() as exits:
-            proxies = [exits.enter_context(LossyProxy(server.port)) for server in nodes.servers]
-            store = open_url(";".join(f"redis://127.0.0.1:{proxy.port}" for proxy in proxies), BELIEVED)
-            store.free(taken(store))
-            for proxy in proxies[:2]:
-                proxy.lose(1)
-            lease = taken(store)
-            assert store.free(lease)
-            until(lambda: nodes.holding(RUN) == [], "the other nodes get the release on a new connection")
-            store.close()
-
-    def test_reasons_of_all_nodes_are_reported(self, nodes: Nodes, store: Store) -> None:
-        for server in nodes.servers[:3]:
-            server.client().execute_command("ACL", "SETUSER", "default", "-@scripting")
-        with pytest.raises(LockUnavailable, match=r"(?s)(NoPermission.*){3}"):
-            acquire(store)
-
-    def test_release_that_reaches_no_majority_says_so(self, nodes: Nodes, store: Store) -> None:
-        lease = taken(store)
-        for server in nodes.servers[:4]:
-            server.kill()
-        with pytest.raises(LockUnavailable):
-            store.free(lease)
-
     def test_no_threads_and_few_connections(self, nodes: Nodes, store: Store, started: list[threading.Thread]) -> None:
         nodes.servers[0].pause()
         for _ in range(50):
@@ -286,97 +244,6 @@ class TestGivenUp:
             acquire(store, ttl=LONG)
         self.wait_until_free(nodes)
 
-    def test_acquire_whose_connections_are_cut_leaves_nothing(self, nodes: Nodes) -> None:
-        with ExitStack() as exits:
-            proxies = [exits.enter_context(LossyProxy(server.port)) for server in nodes.servers]
-            store = open_url(";".join(f"redis://127.0.0.1:{proxy.port}" for proxy in proxies), BELIEVED)
-            store.free(taken(store))
-            self.stop_majority(nodes)
-            with pytest.raises(LockUnavailable):
-                acquire(store, ttl=LONG)
-            for proxy in proxies:
-                proxy.cut()
-            self.wait_until_free(nodes)
-            store.close()
-
-    @pytest.mark.parametrize(
-        "ending",
-        [
-            lambda store, lease: store.free(lease, record=Record(ME.message, b"record", 60.0)),
-            lambda store, lease: store.abandon(lease),
-        ],
-        ids=["free", "abandon"],
-    )
-    def test_interrupted_end_is_sent_anyway(
-        self,
-        nodes: Nodes,
-        store: Store,
-        ending: Callable[[Store, Lease], object],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """A time limit strikes during the connection to a node, before any node was told."""
-        lease = taken(store, ttl=LONG)
-        until(lambda: len(nodes.holding(RUN)) == 5, "all nodes have it")
-
-        def interrupted(*_: object, **__: object) -> None:
-            monkeypatch.undo()
-            raise SoftTimeLimitExceeded
-
-        inside.set_step(monkeypatch, "connect", interrupted)
-        with pytest.raises(SoftTimeLimitExceeded):
-            ending(store, lease)
-        until(lambda: not nodes.holding(RUN), "all nodes have freed it")
-
-    def test_release_without_an_answer_is_repeated_and_counts(self, nodes: Nodes, store: Store) -> None:
-        lease = taken(store, ttl=LONG)
-        self.stop_majority(nodes)
-        with pytest.raises(LockUnavailable):
-            store.free(lease)
-        self.wait_until_free(nodes)
-        assert store.free(lease) == Freeing.UNCLEAR
-
-    def test_release_is_repeated_to_nodes_that_come_back_with_their_data(self, nodes: Nodes, store: Store) -> None:
-        lease = taken(store, ttl=LONG)
-        for server in nodes.servers[:3]:
-            server.client().save()
-            server.kill()
-        with pytest.raises(LockUnavailable):
-            store.free(lease)
-        self.wait_until_free(nodes)
-
-    def test_next_attempt_has_another_owner(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The caller is told before it is asked, and the request names the owner that was given up."""
-        ask, owners = inside.step("ask"), [new_owner()]
-
-        def ask_in_vain(it: Any, call: Any, *args: Any, **options: Any) -> dict[int, Any]:
-            return inside.no_answers() if len(owners) == 1 else ask(it, call, *args, **options)
-
-        def another() -> str:
-            owners.append(new_owner())
-            return owners[-1]
-
-        inside.set_step(monkeypatch, "ask", ask_in_vain)
-        request = LockRequest(KEY, owners[0], ttl=TTL, holder=ME, another=another)
-        lease = store.acquire(request)
-        assert isinstance(lease, Lease)
-        assert owners == [*request.given_up, lease.owner]
-        assert request.owner == lease.owner
-
-    def test_attempts_that_a_node_never_answers_do_not_add_up(self) -> None:
-        """A waiter may ask for days, while the connections of one node are cut each time."""
-        with Nodes(3, proxied=True) as nodes:
-            store = open_url(nodes.url, BELIEVED)
-            lease, most = taken(store, ttl=LONG), inside.number("owners that a request gives up")
-            request = LockRequest(KEY, new_owner(), ttl=TTL, holder=Holder("another"))
-            for _ in range(most + 4):
-                assert store.renew([lease], timeout=1.0) == [True]  # This opens a new connection to the node.
-                nodes.proxies[0].hold(replies=True)
-                assert isinstance(store.acquire(request), Held)
-                nodes.proxies[0].cut()
-                nodes.proxies[0].let_through()
-            assert len(request.given_up) == most
-            store.close()
-
 
 class TestManyLeases:
     def many(self, store: Store, count: int, ttl: float) -> list[Lease]:
@@ -412,25 +279,6 @@ class TestForgetfulNodes:
         for server in nodes.servers:
             server.client().set("singleton_lock:memory", 1, px=100_000_000_000)
 
-    def test_lock_of_a_message_is_on_all_nodes_again_while_its_body_runs(
-        self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        app = Celery("restarts", set_as_current=False, broker="memory://", backend="cache+memory://")
-        app.conf.update(singleton_lock_backend=nodes.url, singleton_lock_transport_options=BELIEVED)
-        bench = Bench(app, monkeypatch)
-
-        def body() -> str:
-            locks = [inside.lock_key(key) for key in (of_message, task.lock_key_of())]
-            for server in nodes.servers:
-                server.restart()
-                until(lambda: all(len(nodes.holding(each)) == 5 for each in locks), "all nodes have both")
-            return "held"
-
-        task = bench.task(body, lock_scope="until_executed", lock_ttl=6.0)
-        message = bench.send(task)
-        of_message = task.delay().lock_key
-        assert bench.deliver(message) == "held"
-
     def test_node_that_came_back_empty_has_no_vote_for_one_ttl(self, nodes: Nodes) -> None:
         self.remember(nodes)
         _, lease = self.hold_on_first_three(nodes, {})
@@ -449,86 +297,12 @@ class TestForgetfulNodes:
         # Several lines if a node was late.
         assert 3 <= sum(int(each[1]) for each in found if each is not None) <= 5, caplog.text
 
-    def test_flushed_node_has_no_vote_either(self, nodes: Nodes) -> None:
-        self.remember(nodes)
-        lease = taken_on_all(nodes, open_url(nodes.url))
-        for server in nodes.servers[:3]:
-            server.flush()
-        assert not isinstance(acquire_or_none(open_url(nodes.url)), Lease)
-        for server in nodes.servers[3:]:
-            server.flush()
-        with pytest.raises(LockUnavailable, match="it came back without its data, and has no vote for"):
-            acquire(open_url(nodes.url))
-        assert lease.held
-
-    def test_renewal_puts_the_lock_back(self, nodes: Nodes, store: Store) -> None:
-        """Otherwise a rolling restart of the nodes would cost every long lease its majority."""
-        lease = taken_on_all(nodes, store)
-        self.restart_one_by_one(nodes, store, lease)
-        assert lease.held
-        assert isinstance(acquire(open_url(nodes.url, BELIEVED)), Held)
-        assert store.free(lease)
-        until(lambda: nodes.holding(RUN) == [], "it is free")
-
-    def restart_one_by_one(self, nodes: Nodes, store: Store, lease: Lease) -> None:
-        run = inside.lock_key(KEY)
-        until(lambda: len(nodes.holding(run)) == 5, "all nodes have it")
-        for server in nodes.servers:
-            server.restart()
-            until(lambda: renewed(store, lease) and len(nodes.holding(run)) == 5, "it is on all nodes again")
-
-
-class TestFences:
-    def test_they_grow_when_nodes_come_back_with_older_data(self, nodes: Nodes, store: Store) -> None:
-        store.free(taken(store))
-        for server in nodes.servers:
-            server.client().save()
-        fences = []
-        for first in range(5):
-            for _ in range(20):
-                lease = taken(store)
-                fences.append(lease.fence)
-                store.free(lease)
-            for index in range(3):
-                nodes.servers[(first + index) % 5].restart()
-            until(lambda: released(store, acquire_or_none(store)), "the store is connected again")
-        assert fences == sorted(set(fences))
-
-
-def released(store: Store, lease: object) -> bool:
-    try:
-        return isinstance(lease, Lease) and store.free(lease)
-    except LockUnavailable:
-        return False
-
-
-def renewed(store: Store, lease: Lease) -> bool:
-    try:
-        return store.renew([lease], timeout=0.5) == [True]
-    except LockUnavailable:
-        return False
-
 
 def acquire_for(store: Store, ttl: float) -> object:
     try:
         return acquire(store, ttl=ttl)
     except LockUnavailable:
         return None
-
-
-class TestMarks:
-    def test_record_is_found_by_any_majority(self, nodes: Nodes, store: Store) -> None:
-        lease = taken(store, check_finished=True)
-        for server in nodes.servers[:2]:
-            server.kill()
-        assert store.free(lease, record=Record(ME.message, b"record", 60))
-        for server in nodes.servers[:2]:
-            server.start()
-        for server in nodes.servers[3:]:
-            server.kill()
-        # One node with the record is left, and two that were down when it was written.
-        assert isinstance(acquire(open_url(nodes.url, BELIEVED), check_finished=True), Record)
-        until(lambda: nodes.holding(RUN) == [], "the two nodes were told to undo it")
 
 
 class TestWaiting:

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 from redis import CredentialProvider, Redis, RedisError
 
-from celery_singleton_lock import Lock, Redlock, clock
+from celery_singleton_lock import Lock, clock
 from celery_singleton_lock.lock import NotOwned, Unavailable
 from tests.integration.outside import NAME, RENEWED, client
 from tests.patience import LIMIT, until
 from tests.proxy import LossyProxy
 from tests.redis_server import RedisServer
-from tests.servers import Nodes
 
 __all__ = ["client"]
 
@@ -65,10 +64,6 @@ def hold_back(proxy: LossyProxy, server: RedisServer) -> None:
     proxy.hold(commands=True)
 
 
-def drop_answers(proxy: LossyProxy, server: RedisServer) -> None:
-    proxy.hold(replies=True)
-
-
 def refuse(proxy: LossyProxy, server: RedisServer) -> None:
     proxy.__exit__()
 
@@ -76,18 +71,6 @@ def refuse(proxy: LossyProxy, server: RedisServer) -> None:
 def forget(proxy: LossyProxy, server: RedisServer) -> None:
     proxy.forsake()
     proxy.hold(replies=True)
-
-
-@pytest.mark.parametrize("fall_silent", [hold_back, drop_answers, refuse, forget])
-def test_holder_knows_before_others_can_have_the_lock(
-    own_redis: RedisServer, client: Redis, proxy: LossyProxy, fall_silent: Callable[[LossyProxy, RedisServer], None]
-) -> None:
-    holder = Holder(proxy.port, client)
-    fall_silent(proxy, own_redis)
-    assert holder.lost.wait(LIMIT)
-    assert holder.left[0] > 0
-    with pytest.raises(NotOwned):
-        holder.lock.check()
 
 
 @pytest.mark.parametrize("silent", [1, 8])
@@ -120,30 +103,6 @@ def test_holder_knows_in_time_though_a_name_is_looked_up_for_ever(
     change.join(LIMIT)
     assert changed.lock.lost
     long.lock.release()
-
-
-def test_each_of_many_holders_is_told_once_and_in_time() -> None:
-    """As the majority of a Redlock falls silent. Each is told in a thread of its own, by one that tells all of them."""
-    told: list[tuple[str, float]] = []
-
-    def note(lock: Lock) -> None:
-        assert lock.local.lease is not None
-        told.append((lock.name, lock.local.lease.remaining))
-
-    with Nodes() as nodes:
-        clients = [Redis(port=port) for port in nodes.ports]
-        options: Any = {"timeout": 20.0, "thread_local": False, "restart_delay": False, "on_lost": note}
-        locks = [Redlock(clients, f"{number}", **options) for number in range(MANY)]
-        assert all(lock.acquire() for lock in locks)
-        for server in nodes.servers[:3]:
-            server.pause()
-        until(lambda: all(lock.lost for lock in locks), "all are lost")
-        until(lambda: len(told) >= MANY, "all are told")
-        clock.sleep(0.5)  # Whoever told one twice would have done so by now.
-        for server in nodes.servers[:3]:
-            server.resume()
-        assert sorted(name for name, _ in told) == sorted(lock.name for lock in locks)
-        assert min(left for _, left in told) > 0
 
 
 def suppressed(use: Callable[[], object]) -> Callable[[], None]:
@@ -236,33 +195,6 @@ def test_child_of_a_fork_renews_its_own(own_redis: RedisServer, client: Redis) -
 
     assert status_of(in_child(body)) == 0
     going.outlives(0.0)
-
-
-def test_stopped_process_does_not_believe_that_it_has_the_lock(own_redis: RedisServer, client: Redis) -> None:
-    """It goes on when another has had the lock for long: its first check fails, before a renewal was answered."""
-    reader, writer = os.pipe()
-
-    def body() -> bool:
-        lock = Lock(Redis(port=own_redis.port), NAME, timeout=1)
-        assert lock.acquire()
-        os.write(writer, b".")
-        os.kill(os.getpid(), signal.SIGSTOP)
-        try:
-            lock.check()
-        except NotOwned:
-            return True
-        return False
-
-    child = in_child(body)
-    os.read(reader, 1)
-    os.waitpid(child, os.WUNTRACED)
-    other = Lock(client, NAME)
-    assert other.acquire(blocking_timeout=LIMIT)
-    os.kill(child, signal.SIGCONT)
-    assert status_of(child) == 0
-    other.release()
-    os.close(reader)
-    os.close(writer)
 
 
 def sleep_for(seconds: float) -> None:

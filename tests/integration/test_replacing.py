@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +11,9 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from celery_singleton_lock import LockSuperseded
-from tests.integration.conftest import LONG, Shop, quick_first, until
+from tests.integration.conftest import LONG, Shop, quick_first
 from tests.integration.queued_tasks import define
-from tests.integration.test_queued import queued, start, until_can_be_sent
+from tests.integration.test_queued import start, until_can_be_sent
 from tests.patience import LIMIT
 from tests.recording import overlaps
 
@@ -76,22 +74,3 @@ def test_first_step_of_a_chain(shop: Shop, job: Any) -> None:
     with pytest.raises(TaskRevokedError):
         last.parent.get(timeout=LIMIT)
     assert ran(shop, "after") == set()
-
-
-def test_message_that_starts_at_that_moment_runs_or_is_superseded(shop: Shop, job: Any) -> None:
-    """Many senders and two workers: each message that was not superseded ran once, and none is left waiting."""
-    start(shop, "one", "two")
-    jobs = [f"job {number}" for number in range(4)]
-
-    def send(seed: int) -> list[AsyncResult]:
-        chance = random.Random(seed)
-        return [job.delay(chance.choice(jobs), 0.0) for _ in range(40)]
-
-    with ThreadPoolExecutor(4) as senders:
-        results = [result for sent in senders.map(send, range(4)) for result in sent]
-    ended = {result.id: result.get(timeout=LIMIT, propagate=False) for result in results}
-    superseded = {task_id for task_id, value in ended.items() if isinstance(value, TaskRevokedError)}
-    runs = [run for name in jobs for run in shop.record.runs(name)]
-    assert {run.task_id for run in runs} == ended.keys() - superseded
-    assert len(runs) == len({run.task_id for run in runs})
-    until(lambda: queued(shop) == [])

@@ -10,7 +10,6 @@ from redis import Redis
 from celery_singleton_lock import LockLost, clock
 from tests.integration.conftest import Shop, until
 from tests.patience import LIMIT
-from tests.recording import overlaps
 from tests.redis_server import RedisServer
 
 #: For tasks that must stop in time: what is left of the lease by then is more than a busy machine takes away.
@@ -77,26 +76,6 @@ def test_read_only_replica(split: Shop, server: Redis) -> None:
         victim.get(timeout=LIMIT)
     assert_aborted_in_time(split, broken_at)
     assert_waits_and_runs(split, lambda: server.replicaof("NO", "ONE"))
-
-
-def test_killed_connections_and_forgotten_scripts(split: Shop, server: Redis) -> None:
-    result = split.send("exclusive", "report", LIMIT)
-    split.record.wait_for(starts=1)
-    waiting = split.send("waiting", "report")
-    (key,) = split.held()
-    renewals, left = 0, server.pttl(key)
-    while not result.ready():
-        server.client_kill_filter(_type="normal", skipme=True)
-        server.script_flush()
-        clock.sleep(0.1)
-        before, left = left, server.pttl(key)
-        renewals += left > before
-        if renewals > 2:
-            split.record.let_end("report")
-    assert result.get(timeout=LIMIT) == "report"
-    assert waiting.get(timeout=LIMIT) == "report"
-    assert overlaps(split.record.runs("report")) == []
-    assert split.record.runs("lost") == []
 
 
 def test_restarted_empty_while_many_wait(split: Shop, own_redis: RedisServer) -> None:

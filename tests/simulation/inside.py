@@ -305,7 +305,7 @@ OF_LINES = ("waiting", "asked")
 
 def line_key(lock: str) -> str:
     """The key of those that are in line for a lock, by their places."""
-    return keyspace.waiting_key(lock)
+    return lock + keyspace.WAITING
 
 
 def mailbox_in(member: bytes) -> bytes:
@@ -320,12 +320,12 @@ def name_of_waiter(member: bytes) -> bytes:
 
 def fence_key(lock: str, *, is_plain: bool = False) -> str:
     """The key of the highest fence of a lock, which may be one outside of tasks."""
-    return keyspace.fence_key(keyspace.plain_key(lock) if is_plain else lock)
+    return (keyspace.plain_key(lock) if is_plain else lock) + keyspace.FENCE
 
 
 def tombstone_key(name: str, owner: str) -> str:
     """The key that says that an owner of a lock outside of tasks is over."""
-    return keyspace.tombstone_key(keyspace.plain_key(name), owner)
+    return keyspace.plain_key(name) + keyspace.TOMBSTONE + owner
 
 
 def is_of_beat(key: str) -> bool:

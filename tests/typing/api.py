@@ -28,7 +28,7 @@ from celery_singleton_lock import (
     lock_lost,
 )
 from celery_singleton_lock.contrib.fencing import check_fence
-from celery_singleton_lock.testing import LockEvent, hold_lock, memory_locks
+from celery_singleton_lock.testing import RedisServer
 
 app = Celery("shop")
 install(app)
@@ -143,7 +143,7 @@ def guards(lease: Lease) -> None:
     check_fence("total", lease)  # type: ignore[arg-type]
 
 
-def tests() -> None:
-    with memory_locks() as locks, hold_lock(rebuild, 7) as lease:
-        assert_type(locks.assert_skipped(rebuild, 7), list[LockEvent])
-        assert_type(lease, Lease)
+def servers() -> None:
+    with RedisServer() as server:
+        assert_type(server, RedisServer)
+        assert_type(server.url, str)

@@ -24,6 +24,29 @@ def test_work_that_comes_meanwhile_is_done_next() -> None:
     until(lambda: calls == [2])
 
 
+def test_thread_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a pool of greenlets, which ends some with an exception of their own; there was more to do."""
+
+    class Killed(BaseException):
+        pass
+
+    ended, again = threading.Event(), threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: ended.set())
+
+    def work() -> None:
+        if ended.is_set():
+            again.set()
+            return
+        it.schedule()
+        raise Killed
+
+    it = BackgroundJob("a", work)
+    it.schedule()
+    assert ended.wait(LIMIT)
+    it.schedule()
+    assert again.wait(LIMIT)
+
+
 def test_work_that_comes_just_as_nothing_is_left_is_done() -> None:
     asked, again = threading.Event(), threading.Event()
 

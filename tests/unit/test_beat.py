@@ -6,9 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -28,8 +26,8 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task.header import fixed
 from celery_singleton_lock.task.message import HEADER
-from tests.books import MemoryLedger, StoreWithBooks
 from tests.patience import LIMIT
+from tests.redis_server import RedisServer
 
 #: No lock server.
 NOBODY = "redis://127.0.0.1:1/0"
@@ -39,6 +37,7 @@ class Recorder(Scheduler):
     """Appends messages to a list instead of sending them."""
 
     sent: list[tuple[str, dict[str, Any]]] = []
+    books: RedisServer
 
     def send_task(self, name: str, *args: Any, task_id: str = "", headers: Any = None, **options: Any) -> None:
         self.sent.append((task_id, headers))
@@ -52,10 +51,11 @@ def app_with(name: str = "unit", **conf: Any) -> Celery:
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ExclusiveScheduler]:
+def make(books: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ExclusiveScheduler]:
     """Schedulers that share their locks."""
-    store = StoreWithBooks()
+    store = MemoryStore()
     monkeypatch.setattr(Recorder, "sent", [])
+    monkeypatch.setattr(Recorder, "books", books, raising=False)
     refusals.clear()
     monkeypatch.setattr("celery_singleton_lock.runtime.open_store", lambda settings: store)
     monkeypatch.setattr("celery_singleton_lock.beat.scheduler.check_servers", lambda settings: None)
@@ -78,9 +78,19 @@ def run(scheduler: ExclusiveScheduler, until: Callable[[], object]) -> None:
             clock.sleep(min(seconds, 0.02))
 
 
+def forget_what_was_sent() -> None:
+    with Recorder.books.client() as client:
+        client.flushdb()
+
+
+def claimed() -> list[str]:
+    with Recorder.books.client() as client:
+        return [*client.scan_iter("*claim*")]
+
+
 def age(scheduler: ExclusiveScheduler, seconds: float) -> None:
     """Make every entry's last run older, in the record and here."""
-    scheduler._claims._ledger._lasts.clear()
+    forget_what_was_sent()
     for entry in scheduler.schedule.values():
         entry.last_run_at -= timedelta(seconds=seconds)
     forget_heap(scheduler)
@@ -117,17 +127,6 @@ def test_wrong_settings_are_refused_with_what_is_allowed(setting: str, value: An
     with pytest.raises(InvalidOption, match=allowed) as refused:
         ExclusiveScheduler(app)
     assert setting in str(refused.value)
-
-
-def test_each_of_two_schedulers_sends_what_the_other_has_not_claimed(make: Callable[..., ExclusiveScheduler]) -> None:
-    schedulers = [make(beat_schedule=every(0.05, "a", "b")) for _ in range(2)]
-    deadline = clock.now() + LIMIT
-    while len(Recorder.sent) < 12:
-        assert clock.now() < deadline
-        for scheduler in schedulers:
-            scheduler.tick()
-    dues = [(headers[HEADER]["entry"], headers[HEADER]["due"]) for _, headers in Recorder.sent]
-    assert len({task_id for task_id, _ in Recorder.sent}) == len({*dues}) == len(dues)
 
 
 def test_close_within_a_tick_waits_for_the_next_call(make: Callable[..., ExclusiveScheduler]) -> None:
@@ -248,28 +247,6 @@ def test_tick_that_another_beat_has_claimed_delays_no_other(make: Callable[..., 
     assert entries_sent() == [other.name]
 
 
-def test_refused_tick_that_nobody_sent_is_made_up_for(
-    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A last run that another beat has recorded, before the tick: nodes of a Redlock may disagree about it."""
-    scheduler = make(beat_schedule=every(3600, "a"))
-    scheduler.tick()
-    age(scheduler, 3601)
-    monkeypatch.setattr("celery_singleton_lock.beat.claiming.RETRY_AFTER", 0.01)
-    with monkeypatch.context() as broken:
-        broken.setattr(Recorder, "send_task", refuse)
-        run(scheduler, lambda: refusals)
-    refused = scheduler._claims._granted
-    last = refused.last + 500_000
-    scheduler._claims._ledger.record({"a": last}, "another", ceiling=refused.due)
-    forget_heap(scheduler)
-    run(scheduler, entries_sent)
-    for _ in range(10):
-        scheduler.tick()
-    due = ticks.moment(last, datetime.now(timezone.utc)) + timedelta(seconds=3600)
-    assert [headers[HEADER]["due"] for _, headers in Recorder.sent] == [due.isoformat()]
-
-
 class KeptInRows(Recorder):
     """Keeps last runs where all beats see them, as django-celery-beat does: in rows, once they are saved."""
 
@@ -355,42 +332,6 @@ def test_row_of_a_tick_that_was_held_up_does_not_say_that_it_was_sent(
     assert row.total_run_count == 2
 
 
-def test_row_of_a_tick_does_not_say_that_it_was_sent_while_beat_waits_for_a_broker(
-    make: Callable[..., ExclusiveScheduler], row: SimpleNamespace
-) -> None:
-    class Stopped(KeptInRows):
-        @property
-        def producer(self) -> None:
-            raise SystemExit
-
-    last = row.last_run_at
-    first = make(beat_schedule=every(3600, "a"), singleton_lock_beat_scheduler=Stopped)
-    with pytest.raises(SystemExit):
-        run(first, entries_sent)
-    first.close()
-    assert (row.last_run_at, row.total_run_count) == (last, 1)
-
-
-def test_row_of_a_tick_that_the_broker_takes_later_says_so(
-    make: Callable[..., ExclusiveScheduler], row: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    last = row.last_run_at
-    monkeypatch.setattr("celery_singleton_lock.beat.claiming.RETRY_AFTER", 0.01)
-    scheduler = make(beat_schedule=every(3600, "a"), singleton_lock_beat_scheduler=KeptInRows)
-    with monkeypatch.context() as broken:
-        broken.setattr(Recorder, "send_task", refuse)
-        run(scheduler, lambda: len(refusals) == 2)
-        scheduler.sync()
-        assert (row.last_run_at, row.total_run_count) == (last, 1), "it was refused again"
-    run(scheduler, entries_sent)
-    for _ in range(10):
-        scheduler.tick()
-    scheduler.sync()
-    assert ticks.micros(row.last_run_at) == ticks.micros(last + timedelta(seconds=3600))
-    assert row.total_run_count == 2
-    assert entries_sent() == ["a"]
-
-
 def test_ticks_that_another_beat_has_sent_are_skipped(make: Callable[..., ExclusiveScheduler]) -> None:
     scheduler = make(beat_schedule=every(3600, "a", "b", "c"))
     scheduler.tick()
@@ -404,17 +345,6 @@ def test_ticks_that_another_beat_has_sent_are_skipped(make: Callable[..., Exclus
         scheduler.tick()
     assert len(Recorder.sent) == 1
     assert all(entry.total_run_count == 1 for entry in scheduler.schedule.values())
-
-
-def test_skipping_is_as_quick_as_sending(make: Callable[..., ExclusiveScheduler]) -> None:
-    names = [f"entry {number}" for number in range(100)]
-    scheduler = make(beat_schedule=every(3600, *names), singleton_lock_beat_catch_up=10)
-    scheduler.tick()
-    age(scheduler, 3700)
-    for _ in range(120):
-        scheduler.tick()
-    assert Recorder.sent == []
-    assert all(entry.total_run_count == 1 for entry in scheduler.schedule.values()), "one call each"
 
 
 class SendsSlowly(Recorder):
@@ -491,36 +421,6 @@ def test_lock_server_that_does_not_answer_is_reported_once(
     run(scheduler, lambda: "answers again" in caplog.text and len(Recorder.sent) > before)
 
 
-def unanswered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Carries the call out, but its answer is lost."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        function(*args, **kwargs)
-        raise LockUnavailable("redis://x")
-
-    return call
-
-
-def test_claim_without_an_answer_delays_nobody(
-    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = (make(beat_schedule=every(3600, "a"), singleton_lock_beat_ttl=600.0) for _ in range(2))
-    first.tick()
-    second.tick()
-    ledger = first._claims._ledger
-    age(first, 3601)
-    age(second, 3601)
-    with monkeypatch.context() as patch:
-        patch.setattr(ledger, "claim", unanswered(ledger.claim))
-        assert first.tick() == 1.0
-    assert ledger._claims, "it is claimed nevertheless"
-    first.close()
-    assert not ledger._claims
-    run(second, lambda: Recorder.sent)
-    first.tick()
-    assert len(Recorder.sent) == 1
-
-
 def test_claim_whose_answer_comes_after_its_end_neither_sends_nor_skips(
     make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -542,30 +442,6 @@ def test_claim_whose_answer_comes_after_its_end_neither_sends_nor_skips(
         scheduler.tick()
         scheduler._claims.settle()
     assert (entries_sent(), ledger.lasts()) == ([], before)
-
-
-def test_claim_without_an_answer_leaves_no_claim_of_what_was_sent_before(
-    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would hold up the next tick of that entry."""
-    monkeypatch.setattr("celery_singleton_lock.beat.claims.RECORD_AFTER", float("inf"))
-    scheduler = make(beat_schedule=every(3600, "a", "b"), singleton_lock_beat_ttl=600.0)
-    scheduler.tick()
-    ledger = scheduler._claims._ledger
-    age(scheduler, 3601)
-    run(scheduler, entries_sent)
-    with monkeypatch.context() as patch:
-        patch.setattr(ledger, "claim", unanswered(ledger.claim))
-        assert scheduler.tick() == 1.0
-    assert set(ledger._claims) == {"a", "b"}
-    scheduler.close()
-    assert ledger._claims == {}
-
-
-def test_two_beats_that_send_one_tick_give_it_the_same_name(make: Callable[..., ExclusiveScheduler]) -> None:
-    scheduler = make(beat_schedule=every(0.05, "a"))
-    run(scheduler, lambda: len(Recorder.sent) == 2)
-    assert [headers[HEADER]["sent"] for _, headers in Recorder.sent] == [fixed(task_id) for task_id, _ in Recorder.sent]
 
 
 def test_exclusive_task_keeps_that_name_when_it_is_sent_by_beat(make: Callable[..., ExclusiveScheduler]) -> None:
@@ -592,36 +468,6 @@ def test_disabled_locks_leave_only_the_wrapped_scheduler(make: Callable[..., Exc
     assert not isinstance(scheduler, ExclusiveScheduler)
 
 
-@pytest.mark.parametrize("place", [(MemoryStore, "_live"), (MemoryLedger, "_known")], ids=["store", "ledger"])
-def test_beat_that_is_stopped_twice_ends_also_without_a_lock_server(
-    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch, place: tuple[type, str]
-) -> None:
-    """The second signal comes while the store in memory is at work, and its handler uses that store as well."""
-    monkeypatch.setattr("celery_singleton_lock.beat.claims.RECORD_AFTER", float("inf"))
-    scheduler = make(beat_schedule=every(3600, "a", "b"))
-    scheduler.tick()
-    age(scheduler, 3600)
-    run(scheduler, lambda: Recorder.sent)
-
-    def stop() -> None:
-        with monkeypatch.context() as patch:
-
-            def stopped_again(*_: object, **__: object) -> None:
-                patch.undo()
-                scheduler.close()
-                raise SystemExit
-
-            patch.setattr(*place, stopped_again)
-            with suppress(SystemExit):
-                scheduler.close()
-
-    stopping = threading.Thread(target=stop, daemon=True)
-    stopping.start()
-    stopping.join(LIMIT)
-    assert not stopping.is_alive()
-    assert scheduler._is_closed
-
-
 def test_beat_that_is_stopped_twice_as_it_closes_records_what_it_has_sent(
     make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -645,7 +491,7 @@ def test_beat_that_is_stopped_twice_as_it_closes_records_what_it_has_sent(
         with pytest.raises(SystemExit):
             first.close()
     assert first._is_closed
-    assert ledger._claims == {}
+    assert claimed() == []
     run(second, lambda: len(Recorder.sent) == 2)
     assert sorted(entries_sent()) == ["a", "b"]
 
@@ -699,7 +545,7 @@ def test_tick_of_a_beat_that_was_killed_as_it_sent_is_sent_at_once(
     ledger = scheduler._claims._ledger
     for claimer in (f"alive/{process_identity.own()}", f"dead/{ended}"):
         assert Recorder.sent == []
-        ledger._claims.clear()
+        forget_what_was_sent()
         assert ledger.claim("a", ticks.micros(entry.last_run_at), claimer, ttl=600.0, ceiling=2**60) is None
         forget_heap(scheduler)
         scheduler.tick()
@@ -708,24 +554,6 @@ def test_tick_of_a_beat_that_was_killed_as_it_sent_is_sent_at_once(
 
 
 PROCESS = "from celery_singleton_lock import process_identity; print(process_identity.own())"
-
-
-def test_beat_whose_last_tick_another_one_has_sent_leaves_the_alarm_to_that(
-    make: Callable[..., ExclusiveScheduler], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    first, second = (make(beat_schedule=every(0.01, "a")) for _ in range(2))
-    second.tick()
-    run(second, lambda: first.tick() and second._claims.is_beaten)
-    ledger = second._claims._ledger
-
-    def silent(*_: Any, **__: Any) -> Any:
-        raise LockUnavailable("redis://x")
-
-    monkeypatch.setattr(ledger, "align", silent)
-    forget_heap(second)
-    with caplog.at_level("WARNING"):
-        assert [second.tick(), second.tick()] == [1.0, 1.0]
-    assert [it.levelname for it in caplog.records if "does not answer this beat" in it.message] == ["WARNING"]
 
 
 def test_beat_in_a_worker_that_is_stopped_twice_closes(make: Callable[..., ExclusiveScheduler]) -> None:

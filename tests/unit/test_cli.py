@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from celery_singleton_lock import cli, clock
 from celery_singleton_lock.cli import target
 from celery_singleton_lock.cli.listing import WIDTH, locks_table, refusals_table, selected
-from celery_singleton_lock.diagnosis.held import HeldLock, in_order
+from celery_singleton_lock.diagnosis.held import HeldLock, held_locks
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal_entry import duration
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
@@ -75,7 +75,8 @@ def test_value_of_a_stranger_is_shown_as_foreign() -> None:
 def test_each_lock_is_shown_once_and_in_order() -> None:
     first = lock()
     second = replace(first, held=replace(first.held, owner="the other"))
-    assert in_order([second, first, second]) == [first, second]
+    found = [(it.key, it.held) for it in (second, first, second)]
+    assert held_locks(SimpleNamespace(all_held=lambda prefix: found), PREFIX) == [first, second]
 
 
 def test_columns_are_as_wide_as_necessary() -> None:

@@ -23,15 +23,16 @@ from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
+from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.worker import bootstep
-from tests.books import StoreWithBooks
+from tests.redis_server import RedisServer
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "dashboard.json"
 
 
 @pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch) -> Celery:
-    store = StoreWithBooks()
+def app(books: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Celery:
+    store = MemoryStore()
     monkeypatch.setattr("celery_singleton_lock.runtime.open_store", lambda settings: store)
     app = Celery("contrib", broker="memory://", set_as_current=False)
     app.conf.singleton_lock_backend = "redis://127.0.0.1:1/0"

@@ -16,6 +16,7 @@ from celery.bin.celery import celery
 import celery_singleton_lock
 from celery_singleton_lock.options.rules import BEAT_SETTINGS, CALL_KEYS, LOCK_SETTINGS, MAX_TTL, MIN_TTL, OPTIONS
 from docs import generate
+from tests.simulation.mutants import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(celery_singleton_lock.__file__).parent  # `make wheel` has it elsewhere.
@@ -134,9 +135,9 @@ def test_docs_list_every_option_and_default() -> None:
     assert f"- allowed: a number of seconds from {MIN_TTL:g} to {MAX_TTL:g}" in page
 
 
-def test_lifecycle_names_tests_that_exist() -> None:
+def test_lifecycle_names_tests_and_mutants_that_exist() -> None:
     text = (ROOT / "tests" / "lifecycle.md").read_text()
-    named = re.findall(r"`(tests/[\w/]+\.py)((?:::\w+)+)`", text)
+    named = re.findall(r"`((?:tests|celery_singleton_lock/testing)/[\w/]+\.py)((?:::\w+)+)`", text)
     assert len(named) > 50
     for path, parts in named:
         tree: ast.AST = ast.parse((ROOT / path).read_text())
@@ -144,8 +145,9 @@ def test_lifecycle_names_tests_that_exist() -> None:
             found = [node for node in ast.iter_child_nodes(tree) if getattr(node, "name", None) == part]
             assert found, f"{path} has no {part}"
             tree = found[0]
+    assert {*re.findall(r'mutant "([^"]+)"', text)} <= {mutant.name for mutant in MUTANTS}
     rows = [line for line in text.splitlines() if line.startswith("| ")]
-    assert all("`tests/" in row or "/testing/" in row or row.startswith("| event") for row in rows)
+    assert all("`tests/" in row or 'mutant "' in row or row.startswith("| event") for row in rows)
 
 
 def test_design_names_modules_that_exist() -> None:

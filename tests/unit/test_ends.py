@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, NoReturn
 import pytest
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import states
-from celery.app.task import Context
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,10 +27,6 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text() | st.integers(), inner),
     max_leaves=20,
 )
-
-
-#: Somebody waits for its end.
-AWAITED: Any = Context(callbacks=["what follows"])
 
 
 def kept(value: object) -> End | None:

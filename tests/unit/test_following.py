@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import pytest
 from celery.exceptions import Ignore, Reject
 
-from celery_singleton_lock import DuplicateResult, LockUnavailable, clock
+from celery_singleton_lock import DuplicateResult, LockUnavailable
 from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
@@ -94,13 +93,6 @@ class TestEnds:
         assert bench.runs == [line.first.id]
         line.gets_free()
 
-    def test_follower_ends_with_the_error_of_its_leader(self, bench: Bench, scope: str) -> None:
-        line = Line(bench, lock_scope=scope)
-        line.body = raises(KeyError("as told"))
-        line.run_first()
-        assert repr(line.follow()) == "KeyError('as told')"
-        assert bench.runs == [line.first.id]
-
     def test_one_follower_of_a_lost_leader_runs_and_the_others_follow_it(self, bench: Bench, scope: str) -> None:
         line = Line(bench, followers=3, lock_scope=scope)
         line.look(2)
@@ -113,17 +105,6 @@ class TestEnds:
         line.body = body
         assert [line.follow(number) for number in range(3)] == ["looked"] * 3
         assert bench.runs == line.ids(0)
-        line.gets_free()
-
-    def test_another_follower_runs_if_the_first_one_is_lost_as_well(self, bench: Bench, scope: str) -> None:
-        line = Line(bench, followers=3, lock_scope=scope, **DIES)
-        line.lose()
-        line.body = raises(SystemExit())
-        line.follow(0)
-        line.lose()
-        line.body = lambda: "ran"
-        assert [line.follow(number) for number in (1, 2)] == ["ran"] * 2
-        assert bench.runs == line.ids(0, 1)
         line.gets_free()
 
     @pytest.mark.parametrize("end", [Reject("as told", requeue=True), Ignore()])
@@ -148,33 +129,6 @@ class TestEnds:
         assert line.follow() == "second"
         assert len(bench.runs) == 2
         line.gets_free()
-
-    @pytest.mark.parametrize("retries", [False, True])
-    def test_copy_of_a_follower_that_ran_takes_no_lock(self, bench: Bench, scope: str, retries: bool) -> None:
-        line = Line(bench, lock_scope=scope)
-        line.lose()
-        line.body = lambda: line.task.retry(countdown=0) if retries and len(bench.runs) == 1 else "ran"
-        line.follow()
-        if retries:
-            bench.deliver(bench.put_back())
-        bench.later(11.0)
-        line.follow()
-        assert bench.end(line.followers[0]) == "ran"
-        assert len(bench.runs) == 1 + retries
-        line.gets_free()
-
-    def test_copy_of_a_running_follower_takes_no_lock(self, bench: Bench, scope: str) -> None:
-        def body() -> str:
-            bench.deliver(line.followers[0], redelivered=True)
-            return "ran"
-
-        line = Line(bench, lock_scope=scope, acks_late=True)
-        line.lose()
-        line.body = body
-        assert line.follow() == "ran"
-        line.gets_free()
-        line.settle()
-        assert bench.runs == line.ids(0)
 
     def test_follower_of_a_leader_whose_lock_another_message_has_ends_as_its_leader(
         self, bench: Bench, scope: str
@@ -203,88 +157,6 @@ class TestEnds:
         else:
             assert len(bench.runs) == len({*bench.runs})
 
-    def test_leader_may_start_just_as_a_follower_has_taken_its_lock(self, bench: Bench, scope: str) -> None:
-        """It has its own lock, and its follower gives this one back."""
-        with at_question(bench.app, 0, list) as asked:
-            other = Line(bench, lock_scope=scope)
-            other.lose()
-            asked.clear()
-            other.follow()
-        bench.runs.clear()
-        line = Line(bench, lock_scope=scope)
-        line.lose()
-        with at_question(bench.app, asked.index("acquire") + 1, line.run_first, "after"):
-            line.follow()
-        line.settle()
-        assert bench.end(line.followers[0]) == "ran"
-        assert bench.runs == [line.first.id]
-
-    @pytest.mark.parametrize("number", range(1, QUESTIONS))
-    def test_copy_may_start_at_any_moment_of_a_follower(self, bench: Bench, scope: str, number: int) -> None:
-        """The copy leads, and frees the lock as its body starts, or as it ends: nobody would free it again."""
-        line = Line(bench, lock_scope=scope, acks_late=True)
-        line.lose()
-        with at_question(bench.app, number, line.follow):
-            line.follow()
-        line.settle()
-        line.gets_free()
-        assert bench.end(line.followers[0]) == "ran"
-        assert bench.runs == line.ids(0)
-
-    @pytest.mark.parametrize("number", range(1, QUESTIONS))
-    def test_copy_may_retry_at_any_moment_of_a_follower(self, bench: Bench, scope: str, number: int) -> None:
-        """The next attempt has the lock, and frees it as it ends; afterwards nobody would."""
-        line = Line(bench, lock_scope=scope, acks_late=True)
-        line.lose()
-        line.body = lambda: line.task.retry(countdown=0) if len(bench.runs) == 1 else "ran"
-        with at_question(bench.app, number, line.follow):
-            line.follow()
-        line.settle()
-        assert bench.end(line.followers[0]) == "ran"
-        assert bench.runs == line.ids(0, 0)
-        line.gets_free()
-
-    @pytest.mark.parametrize("number", range(1, QUESTIONS))
-    def test_leader_that_died_may_come_again_at_any_moment_of_a_follower(
-        self, bench: Bench, scope: str, number: int
-    ) -> None:
-        line = Line(bench, lock_scope=scope, **DIES)
-        line.body = raises(SystemExit())
-        line.run_first()
-        line.body = lambda: "ran"
-        with at_question(bench.app, number, lambda: bench.deliver(line.first, redelivered=True)) as asked:
-            line.follow()
-        if len(asked) < number:
-            bench.deliver(line.first, redelivered=True)
-        line.settle()
-        assert bench.end(line.followers[0]) == "ran"
-        line.gets_free()
-        assert bench.runs.count(line.first.id) == (2 if bench.end(line.first) == "ran" else 1)
-
-    def test_leader_that_died_may_come_again_just_as_a_follower_has_taken_its_lock(
-        self, bench: Bench, scope: str
-    ) -> None:
-        def died() -> Line:
-            line = Line(bench, lock_scope=scope, **DIES)
-            line.body = raises(SystemExit())
-            line.run_first()
-            line.body = lambda: "ran"
-            line.lose()
-            bench.runs.clear()
-            return line
-
-        with at_question(bench.app, 0, list) as asked:
-            line = died()
-            asked.clear()
-            line.follow()
-        line = died()
-        come_again = partial(bench.deliver, line.first, redelivered=True)
-        with at_question(bench.app, asked.index("acquire") + 1, come_again, "after"):
-            line.follow()
-        line.settle()
-        assert bench.end(line.followers[0]) == "ran"
-        assert bench.runs == [line.first.id]
-
     @pytest.mark.parametrize("number", range(1, QUESTIONS))
     def test_any_answer_to_a_follower_may_be_lost(self, bench: Bench, scope: str, number: int) -> None:
         """The others follow it nevertheless."""
@@ -309,13 +181,6 @@ class TestLooks:
             bench.deliver(waiting.followers[0], redelivered=redelivered)
         assert (bench.held[-1] < 10.0) is redelivered
 
-    def test_limit_of_retries_does_not_limit_the_looks(self, bench: Bench) -> None:
-        line = Line(bench, on_conflict="retry", lock_conflict_retries=1)
-        for _ in range(3):
-            line.look()
-        line.lose()
-        assert line.follow() == "ran"
-
     def test_lock_of_a_follower_that_was_put_back_lasts_as_long_as_it_may_wait(self, bench: Bench) -> None:
         """It has taken its leader's lock, at first for no longer than sending takes."""
         line = Line(bench, acks_late=True, on_conflict="retry")
@@ -334,12 +199,6 @@ class TestLooks:
         bench.app.backend.store_result(line.first.id, ValueError("too long"), "FAILURE")
         assert repr(line.follow()) == "ValueError('too long')"
         assert bench.runs == []
-
-    def test_result_of_another_task_with_the_same_lock_is_not_taken(self, bench: Bench) -> None:
-        line = Line(bench, lock_name="shared")
-        line.lose()
-        bench.app.backend.store_result(line.first.id, "of another task", "SUCCESS")
-        assert line.follow() == "ran"
 
     def test_follower_of_a_revoked_leader_runs(self, bench: Bench) -> None:
         line = Line(bench)
@@ -372,18 +231,6 @@ class TestLooks:
         assert bench.runs == []
         assert bench.deliver(bench.put_back()) == "ran"
 
-    def test_large_value_is_returned_again(self, bench: Bench) -> None:
-        """Its worker died before the result of the follower was stored: that of the leader still has the value."""
-        line = Line(bench)
-        line.look()
-        line.body = lambda: LARGE
-        line.run_first()
-        for _ in range(2):
-            assert line.follow() == LARGE
-            bench.forget(line.followers[0])
-            bench.later(11.0)
-        assert bench.runs == [line.first.id]
-
 
 class TestWakeUps:
     """The end of a message may wake only one of those in line: whoever has no use for that wakes the next one."""
@@ -392,26 +239,6 @@ class TestWakeUps:
     def woke(self, bench: Bench) -> Iterator[list[str]]:
         with woken(bench.app) as keys:
             yield keys
-
-    @pytest.fixture
-    def waited_for(self, bench: Bench) -> Iterator[list[str]]:
-        """The locks for which messages have waited in line, which were delivered since."""
-        with line(bench.app) as keys:
-            yield keys
-
-    @pytest.mark.parametrize("scope", SCOPES)
-    def test_leader_that_has_lost_its_lock(
-        self, bench: Bench, scope: str, woke: list[str], waited_for: list[str]
-    ) -> None:
-        """Its followers are in line behind the next message, which has the lock."""
-        line = Line(bench, lock_scope=scope)
-        line.look()
-        line.lose()
-        assert line.is_free
-        line.run_first()
-        (woke_first,) = woke
-        line.follow()
-        assert waited_for == [woke_first]
 
     @pytest.mark.parametrize("scope", ["until_executed", "until_and_while_executing"])
     @pytest.mark.parametrize("waits", ["in line", "in its slot"])
@@ -431,40 +258,6 @@ class TestWakeUps:
                 line.run_first()
         assert bench.runs == [line.first.id]
         assert woke == [line.task.lock_key_of()]
-
-    def test_lock_of_such_a_message_is_renewed_while_the_server_is_slow_to_wake(self, bench: Bench) -> None:
-        def waits() -> Line:
-            line = Line(bench, on_conflict="retry", lock_ttl=1.0)
-            with hold_lock(line.task):
-                bench.deliver(line.first)
-            line.first = bench.put_back()
-            return line
-
-        with at_question(bench.app, 0, list) as asked:
-            line = waits()
-            asked.clear()
-            line.run_first()
-        line = waits()
-        with at_question(bench.app, asked.index("wake") + 1, lambda: clock.sleep(1.2)):
-            assert line.run_first() == "ran"
-
-    @pytest.mark.parametrize("copy", ["is dropped", "stands by", "has ended"])
-    def test_copy_of_such_a_message(self, bench: Bench, copy: str, woke: list[str]) -> None:
-        """Whoever has the lock now has woken this copy, and wakes nobody else before it ends."""
-
-        def deliver_copy() -> None:
-            woke.clear()
-            bench.deliver(line.first)
-            assert line.task.lock_key_of() in woke
-
-        line = Line(bench, on_conflict="retry", acks_late=copy == "stands by")
-        with hold_lock(line.task):
-            bench.deliver(line.first)
-        line.first = bench.put_back()
-        line.body = deliver_copy if copy != "has ended" else lambda: None
-        line.run_first()
-        deliver_copy()
-        assert bench.runs == [line.first.id]
 
 
 class TestLockByTime:
@@ -488,12 +281,6 @@ class TestLockByTime:
         line.body = lambda: [line.look(number) for number in (1, 2)]
         assert line.follow(0) == ["looked"] * 2
         assert bench.runs == line.ids(0)
-        assert not line.is_free
-
-    def test_follower_runs_after_it_has_ended(self, bench: Bench) -> None:
-        line = Line(bench, lock_scope="until_expired")
-        line.lose()
-        assert line.follow() == "ran"
         assert not line.is_free
 
 

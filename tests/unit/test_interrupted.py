@@ -26,7 +26,6 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.task import reports
 from celery_singleton_lock.worker.children import Children
 from celery_singleton_lock.worker.line import Line
-from tests.books import MemoryJournal
 
 #: The number of interruptions.
 TIMES = 2000
@@ -115,7 +114,7 @@ def test_cold_shutdown_uses_what_it_has_interrupted(which: str) -> None:
         records = Records(store)
         ends = is_used_within(records._mutex, lambda: records.replace("k", Record("m", b"", 1.0)))
     else:
-        journal = JournalWriter(MemoryJournal(10), lambda: None, 0)
+        journal = JournalWriter(None, lambda: None, 0)
         entry = Entry("free", "report", "k", None, None, 0, 0.0, 0.0)
         ends = is_used_within(journal._mutex, lambda: journal.add(entry))
     assert ends

@@ -73,20 +73,6 @@ class TestEnded:
         assert bench.runs == [pair.first.id]
         assert bench.queued() == []
 
-    def test_copy_ends_with_the_error(self, bench: Bench) -> None:
-        pair = Pair(bench, raises(KeyError("as told")))
-        pair.run_first()
-        assert repr(pair.copy()) == "KeyError('as told')"
-        assert bench.runs == [pair.first.id]
-
-    def test_value_is_known_when_the_result_backend_has_dropped_it(self, bench: Bench) -> None:
-        pair = Pair(bench, lambda: 1)
-        pair.run_first()
-        bench.forget(pair.first)
-        bench.later(60.0)
-        assert pair.copy() == 1
-        assert pair.count == 1
-
     def test_what_follows_is_sent_once(self, bench: Bench) -> None:
         pair = Pair(bench, lambda: 1, copies=0)
         pair.copies = [bench.send(pair.task, link=bench.task().s())]
@@ -123,13 +109,6 @@ class TestEnded:
         bench.forget(pair.first)
         bench.later(11.0)
         assert pair.copy() == "ran"
-
-    def test_result_of_an_earlier_task_with_this_id_does_not_count(self, bench: Bench) -> None:
-        pair = Pair(bench, lambda: LARGE)
-        pair.run_first()
-        meta = bench.app.backend.get_task_meta(pair.first.id)
-        bench.stored(pair.first, {**meta, "date_done": "2001-01-01T00:00:00+00:00"})
-        pair.look(pair.copies[0])
 
     def test_copy_waits_while_the_result_backend_does_not_answer(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
@@ -173,31 +152,6 @@ class TestDied:
         assert [pair.copy(number) for number in range(3)] == ["ran"] * 3
         assert pair.count == 2
 
-    def test_heir_that_died_has_an_heir(self, bench: Bench) -> None:
-        pair = Pair(bench, raises(SystemExit()), copies=3, **DIES)
-        pair.then = [raises(SystemExit()), lambda: "third"]
-        pair.run_first()
-        pair.copy(0)
-        assert [pair.copy(number) for number in (1, 2)] == ["third"] * 2
-        assert pair.count == 3
-
-    def test_heir_of_an_earlier_delivery_does_not_count(self, bench: Bench) -> None:
-        """The message comes again, and dies again, when the first heir has ended long ago."""
-
-        def die_again() -> None:
-            met.append(pair.look(new))
-            raise SystemExit
-
-        met: list[Sent] = []
-        pair = Pair(bench, raises(SystemExit()), **DIES)
-        pair.then = [lambda: "old", die_again]
-        new = bench.send(pair.task)
-        pair.run_first()
-        assert pair.copy() == "old"
-        bench.deliver(pair.first, redelivered=True)
-        assert bench.deliver(met[0]) == "ran"
-        assert pair.count == 4
-
 
 class TestGoesOn:
     def test_copy_waits_for_a_retry(self, bench: Bench) -> None:
@@ -230,63 +184,6 @@ class TestGoesOn:
         bench.deliver(pair.retried())
         assert pair.copy() == "ran"
 
-    def test_copy_finds_the_end_of_a_retry_that_began_and_ended_as_it_looked(
-        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        pair = Pair(bench, lambda: pair.retry())
-        second = pair.retried()
-        get = bench.app.backend.get_task_meta
-
-        def ends_meanwhile(task_id: str, **options: Any) -> Any:
-            found = get(task_id, **options)
-            if pair.count == 1:
-                monkeypatch.setattr(bench.app.backend, "get_task_meta", get)
-                bench.deliver(second)
-            return found
-
-        monkeypatch.setattr(bench.app.backend, "get_task_meta", ends_meanwhile)
-        if pair.copy() == "PENDING":
-            bench.deliver(bench.put_back())
-        assert bench.end(pair.copies[0]) == "ran"
-        assert pair.count == 2
-
-    def test_copy_waits_for_a_retry_for_which_the_lock_is_kept_no_longer(self, bench: Bench) -> None:
-        bench.app.conf.singleton_lock_done_ttl = 36_000
-        pair = Pair(bench, lambda: pair.retry(), lock_retain_on_retry=True)
-        second = pair.retried()
-        copy = pair.look(pair.look(pair.copies[0]))
-        bench.later(8000.0)
-        copy = pair.look(copy)
-        assert bench.deliver(second) == "ran"
-        assert bench.deliver(copy) == "ran"
-        assert pair.count == 2
-
-    def test_copy_runs_in_the_place_of_a_retry_that_could_not_record_the_attempt_before(self, bench: Bench) -> None:
-        """The server was silent for a moment as it began, and its process has died."""
-
-        def retried() -> tuple[Pair, Sent]:
-            bench.runs.clear()
-            pair = Pair(bench, lambda: pair.retry(), **DIES)
-            pair.then = [raises(SystemExit())]
-            return pair, pair.retried()
-
-        with at_question(bench.app, 0, list) as asked:
-            _, second = retried()
-            asked.clear()
-            bench.deliver(second)
-        pair, second = retried()
-        with at_question(bench.app, asked.index("refuse") + 1, raises(LockUnavailable("the server", "silent"))):
-            bench.deliver(second)
-        assert pair.copy() == "ran"
-
-    def test_copy_runs_if_nothing_is_known_about_the_retry_any_more(self, bench: Bench) -> None:
-        pair = Pair(bench, lambda: pair.retry())
-        pair.retried()
-        copy = pair.look(pair.copies[0])
-        bench.forget(pair.first)
-        bench.later(4000.0)
-        assert bench.deliver(copy) == "ran"
-
     @pytest.mark.parametrize(("state", "end"), [("REVOKED", "ran"), ("SUCCESS", "of the retry")])
     def test_retry_without_a_record_is_found_in_the_result_backend(self, bench: Bench, state: str, end: str) -> None:
         """It is revoked before it starts, or has other arguments, and with them another lock."""
@@ -298,32 +195,9 @@ class TestGoesOn:
         assert bench.deliver(copy) == end
         assert pair.count == (2 if state == "REVOKED" else 1)
 
-    def test_silent_result_backend_does_not_end_the_wait_for_a_retry(
-        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        pair = Pair(bench, lambda: pair.retry())
-        second = pair.retried()
-        with monkeypatch.context() as away:
-            away.setattr(bench.app.backend, "get", raises(OSError("away")))
-            away.setattr(bench, "end", lambda _: None)
-            pair.copy()
-        copy = bench.put_back()
-        assert bench.deliver(second) == "ran"
-        assert bench.deliver(copy) == "ran"
-        assert pair.count == 2
-
 
 class TestSilence:
     """The lock server does not answer a copy's look: the copy asks for the lock, and looks again when it has that."""
-
-    def test_copy_that_has_the_lock_by_then_gives_it_back(self, bench: Bench) -> None:
-        pair = Pair(bench, lambda: 1)
-        pair.run_first()
-        with at_question(bench.app, 1, raises(LockUnavailable("the server", "silent"))):
-            assert pair.copy() == 1
-        with hold_lock(pair.task):
-            pass
-        assert pair.count == 1
 
     @pytest.mark.parametrize("number", range(1, 4))
     def test_copy_does_not_run_before_it_knows(self, bench: Bench, number: int) -> None:
@@ -365,16 +239,6 @@ class TestWakeUps:
             assert woke == [pair.task.lock_key_of()]
             assert pair.copy() == 1
             assert waited_for == [pair.task.lock_key_of()]
-
-    def test_copy_that_waits_for_a_retry(self, bench: Bench) -> None:
-        """The retry waits in its slot until the previous attempt has freed the lock."""
-        pair = Pair(bench, lambda: pair.retry())
-        pair.retried()
-        with line(bench.app) as waited_for, woken(bench.app) as woke:
-            copy = pair.look(pair.copies[0])
-            assert woke == waited_for == [pair.task.lock_key_of()]
-            pair.look(copy)
-        assert woke == waited_for, "nothing has woken it"
 
 
 class TestNotJoined:
@@ -441,21 +305,3 @@ class TestSettings:
     def test_eager_app_has_no_requirements(self, app: Celery, bench: Bench) -> None:
         app.conf.update(task_always_eager=True, result_backend=None)
         assert bench.task(on_conflict="join").delay().get() == "ran"
-
-
-@pytest.mark.parametrize("retries", [0, 1])
-def test_copy_runs_when_the_lock_of_an_unknown_end_has_rested(
-    bench: Bench, redis_server: RedisServer, retries: int
-) -> None:
-    """Nobody wanted the result of the holder, and all that is known a minute later is that it has ended."""
-    bench.app.conf.singleton_lock_backend = redis_server.url_of(0)
-    pair = Pair(bench, lambda: pair.retry() if retries else "first", copies=0, lock_at_least_for=1000.0)
-    bench.deliver(bench.send(pair.task, ignore_result=True))
-    for message in bench.queued():
-        bench.deliver(message)
-    with redis_server.client() as client:
-        client.delete(*client.scan_iter("*:done:*"))
-        copy = pair.look(bench.send(pair.task))
-        client.delete(f"{pair.task.lock_key_of()}:run")
-    assert bench.deliver(copy) == "ran"
-    assert pair.count == retries + 2

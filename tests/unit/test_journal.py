@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,14 +14,10 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_singleton_lock import cli, clock, lock_blocked
-from celery_singleton_lock.journal.writer import JournalWriter
-from celery_singleton_lock.journal_entry import Entry
 from celery_singleton_lock.outage import MUTE
 from celery_singleton_lock.runtime import write_all
-from celery_singleton_lock.stores import open_url
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench
-from tests.books import MemoryJournal
 from tests.contract.forging import ForgingProxy
 from tests.inside import writes_no_journal
 from tests.patience import LIMIT
@@ -108,40 +102,6 @@ def test_failed_write_is_repeated_later(app: Celery, own_redis: RedisServer, ben
     assert counts(task)["runs"] == {"SUCCESS": 2}
 
 
-def test_many_entries_are_all_counted_and_the_latest_are_kept(bench: Bench, redis_server: RedisServer) -> None:
-    task = bench.task()
-    message = bench.send(task)
-    for _ in range(MOST + 5):
-        bench.deliver(message, redelivered=True)
-    refuse(bench, task)
-    write_all()
-    found = counts(task)
-    assert (found["runs"], found["redeliveries"], found["conflicts"]) == (
-        {"SUCCESS": 1},
-        {"repeat": MOST + 4},
-        {"skip": 1},
-    )
-    kept = [*open_url(redis_server.url_of(0)).journal(bench.app.main, size=100).entries(since=0.0)]
-    assert len(kept) == MOST
-    assert kept[-1].kind == "skip"
-
-
-def test_concurrent_threads_lose_nothing(bench: Bench) -> None:
-    def work(number: int) -> None:
-        for _ in range(10):
-            bench.deliver(message, redelivered=True)
-            if number % 3 == 0:
-                write_all()
-
-    task = bench.task()
-    message = bench.send(task)
-    bench.deliver(message)
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(work, range(8)))
-    write_all()
-    assert counts(task)["redeliveries"] == {"repeat": 80}
-
-
 def test_forked_child_reports_only_its_own_entries(bench: Bench) -> None:
     task = bench.task()
     refuse(bench, task)
@@ -182,32 +142,6 @@ def test_process_that_ends_waits_for_a_silent_server_once(app: Celery, own_redis
         asked = proxy.answered
         write_all()
         assert proxy.answered == asked > 0
-
-
-def test_handler_that_comes_as_the_journal_is_written_writes_to_it() -> None:
-    """A signal's handler that runs a task eagerly, in the thread that it interrupts."""
-
-    entry, interrupted = Entry("skip", "a task", "a key", None, None, 1, 0.0, 0.0), list[bool]()
-
-    class Interrupted(list[Entry]):
-        def __iter__(self) -> Iterator[Entry]:
-            if not interrupted:
-                interrupted.append(True)
-                writer.add(entry, at_once=True)
-            return super().__iter__()
-
-    class Journal(MemoryJournal):
-        def write(self, counts: Mapping[str, int], entries: Sequence[Entry], *, now: float) -> Sequence[int]:
-            return super().write(counts, Interrupted(entries), now=now)
-
-    journal = Journal(10)
-    writer = JournalWriter(journal, lambda: None, 0)
-    caller = threading.Thread(target=writer.add, args=(entry,), kwargs={"at_once": True}, daemon=True)
-    caller.start()
-    caller.join(LIMIT)
-    assert interrupted
-    assert not caller.is_alive()
-    assert len([*journal.entries(since=0.0)]) == 2
 
 
 def test_nothing_is_written_without_a_journal(bench: Bench) -> None:
@@ -251,22 +185,6 @@ class TestWarnings:
         assert f"has been held by task {blocked[0]['holder']} on" in caplog.text
         write_all()
         assert counts(task)["blocked"] == 3
-
-    def test_foreign_value_has_no_holder_and_no_age(
-        self,
-        bench: Bench,
-        blocked: list[dict[str, Any]],
-        caplog: pytest.LogCaptureFixture,
-        redis_server: RedisServer,
-    ) -> None:
-        task = bench.task()
-        with redis_server.client() as client:
-            client.set(f"{task.lock_key_of()}:run", "foreign")
-        for _ in range(3):
-            bench.deliver(bench.send(task))
-        write_all()
-        assert [(it["holder"], it["node"], it["held"]) for it in blocked] == [(None, None, None)]
-        assert f"{task.lock_key_of()} is held by something that this package did not write" in caplog.text
 
     def test_run_in_between_resets_the_count(self, bench: Bench, blocked: list[dict[str, Any]]) -> None:
         task = bench.task()

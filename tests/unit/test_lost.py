@@ -18,11 +18,10 @@ from celery.signals import task_revoked
 from celery.worker import state
 from kombu.exceptions import EncodeError
 
-from celery_singleton_lock import LockUnavailable
 from celery_singleton_lock.runtime import write_all
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, is_free, raises
-from tests.inside import at_question, children, finish_aside, first_try_fails, silence
+from tests.inside import at_question, children, finish_aside, silence
 from tests.patience import until
 
 #: A pool that kills whatever it is told to.
@@ -55,28 +54,6 @@ def is_queued(task: Any, message: Sent) -> bool:
 
 
 class TestLoss:
-    def test_frees_the_lock_of_a_second_try(self, bench: Bench) -> None:
-        """It has another owner on a Redlock."""
-        task = bench.task(bench.die)
-        with first_try_fails(bench.app):
-            request = bench.lose(bench.send(task))
-        assert not is_free(task)
-        gone(request)
-        assert is_free(task)
-
-    def test_frees_the_lock_before_the_message_goes_back(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-        def body() -> str:
-            bench.die()
-            return "ran"
-
-        task = bench.task(body, acks_late=True, reject_on_worker_lost=True)
-        message, free = bench.send(task), list[bool]()
-        request = bench.lose(message)
-        monkeypatch.setattr(bench, "answers", SimpleNamespace(append=lambda _: free.append(is_free(task))))
-        gone(request)
-        assert free == [True]
-        assert bench.deliver(message, redelivered=True) == "ran"
-
     @pytest.mark.parametrize("has_asked", [True, False])
     def test_is_the_end(self, bench: Bench, has_asked: bool) -> None:
         """Also if its child has not reported its key."""
@@ -99,18 +76,6 @@ class TestLoss:
         assert bench.end(message) == "ran"
         assert bench.deliver(bench.put_back()) == "ran"
         assert bench.runs == [message.id]
-
-    def test_of_a_late_message_that_was_not_acknowledged_is_not_the_end(self, bench: Bench) -> None:
-        def body() -> str:
-            bench.die()
-            return "ran"
-
-        message = bench.send(bench.task(body, acks_late=True, acks_on_failure_or_timeout=False))
-        bench.lose(message).on_timeout(soft=False, timeout=1)
-        finish_aside()
-        bench.forget(message)
-        bench.later(100.0)
-        assert bench.deliver(message, redelivered=True) == "ran"
 
     @pytest.mark.parametrize("header", [False, {"nonsense": 1}], ids=str)
     def test_without_a_lock_is_no_error(self, bench: Bench, header: Any) -> None:
@@ -159,6 +124,18 @@ class TestLoss:
         assert bench.deliver(again) == "ran"
         come_again(bench, message)
         assert len(bench.runs) == 2
+
+    def test_of_a_late_message_that_was_not_acknowledged_is_not_the_end(self, bench: Bench) -> None:
+        def body() -> str:
+            bench.die()
+            return "ran"
+
+        message = bench.send(bench.task(body, acks_late=True, acks_on_failure_or_timeout=False))
+        bench.lose(message).on_timeout(soft=False, timeout=1)
+        finish_aside()
+        bench.forget(message)
+        bench.later(100.0)
+        assert bench.deliver(message, redelivered=True) == "ran"
 
 
 def goes_on(bench: Bench, how: str, **options: Any) -> tuple[Any, Sent]:
@@ -284,21 +261,6 @@ class TestKeptLock:
         gone(bench.lose(retry, runs=runs))
         until(lambda: is_free(task))
 
-    def test_fails_before_it_asks(self, bench: Bench) -> None:
-        def before_start(task: Any, *_: Any) -> None:
-            if task.request.retries:
-                raise ValueError("as told")
-
-        task, retry = self.kept(bench, before_start=before_start)
-        bench.deliver(retry)
-        until(lambda: is_free(task))
-
-    def test_gets_no_answer(self, bench: Bench) -> None:
-        task, retry = self.kept(bench, on_unavailable="raise")
-        with at_question(bench.app, 1, raises(LockUnavailable("server", "silent"))):
-            bench.deliver(retry)
-        until(lambda: is_free(task))
-
     def test_no_user_code_runs_in_the_consumers_loop(self, bench: Bench) -> None:
         def key(arguments: Any) -> str:
             seen.add(threading.current_thread())
@@ -316,6 +278,15 @@ class TestKeptLock:
         assert seen
         assert threading.current_thread() not in seen
         assert is_free(task)
+
+    def test_fails_before_it_asks(self, bench: Bench) -> None:
+        def before_start(task: Any, *_: Any) -> None:
+            if task.request.retries:
+                raise ValueError("as told")
+
+        task, retry = self.kept(bench, before_start=before_start)
+        bench.deliver(retry)
+        until(lambda: is_free(task))
 
 
 class TestCancelled:
@@ -505,11 +476,3 @@ class TestSentAgain:
         assert is_queued(task, others[0])
         assert bench.deliver(again) == "ran"
         assert is_queued(task, others[0])
-
-    def test_follower_still_follows(self, bench: Bench) -> None:
-        task = bench.task(acks_late=True, retry_on_worker_lost=True, lock_scope="until_executed")
-        first, follower = bench.send(task), bench.send(task, root_id="the root")
-        again = self.lost(bench, task, follower, runs=False)
-        assert bench.deliver(first) == "ran"
-        assert bench.deliver(again) == "ran"
-        assert bench.runs == [first.id]

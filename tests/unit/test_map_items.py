@@ -14,8 +14,8 @@ from celery import Celery, Task
 from celery_singleton_lock import LockConflict, LockUnavailable, SingletonTask, clock
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import is_free
-from tests.inside import at_question, silence
-from tests.patience import LIMIT, in_this_thread
+from tests.inside import silence
+from tests.patience import in_this_thread
 
 _numbers = itertools.count()
 
@@ -92,12 +92,6 @@ def test_item_within_an_exclusive_task_does_not_wait_forever(app: Celery) -> Non
         outer.apply((1,)).get()
 
 
-def test_item_of_the_holder_itself_does_not_run_beside_it(app: Celery) -> None:
-    task = make(app, on_conflict="retry", lock_key=[], function=lambda x: task.map([x]).apply().get())
-    with pytest.raises(LockConflict):
-        task.apply((1,)).get()
-
-
 def test_call_within_an_item_is_a_plain_call(app: Celery) -> None:
     seen: list[Any] = []
     inner = make(app, seen, name=f"inner{next(_numbers)}")
@@ -112,6 +106,23 @@ def test_direct_call_after_a_map_is_a_plain_call(app: Celery) -> None:
     task.map([1]).apply()
     task(2)
     assert seen[-1] == (2, 0, False, False)
+
+
+def test_item_of_a_handler_of_a_message_without_a_lock_has_its_own(app: Celery) -> None:
+    seen: list[Any] = []
+
+    class Mapping(SingletonTask):
+        abstract = True
+
+        def on_success(self, *args: Any) -> None:
+            self.app.tasks["celery.map"](self.s(), [7])
+
+    @app.task(base=Mapping, bind=True, shared=False)
+    def job(self: Any, x: int) -> None:
+        seen.append((x, self.lock.held))
+
+    job.apply((1,), singleton_lock=False)
+    assert seen == [(1, False), (7, True)]
 
 
 def test_failed_item_frees_its_lock(app: Celery) -> None:
@@ -146,32 +157,6 @@ def test_item_waits_for_the_lock_server(app: Celery) -> None:
         assert make(app).map([1]).apply().get() == [1]
 
 
-def test_silence_of_the_server_does_not_shorten_the_wait_of_an_item(
-    app: Celery, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It stays in its slot, so no later delivery could start a new wait."""
-    task, now, jump = make(app, lock_wait=60, lock_ttl=10_000), clock.now, [0.0]
-
-    def pass_by(_seconds: float) -> None:
-        jump[0] += 100
-
-    monkeypatch.setattr(clock, "now", in_this_thread(lambda: now() + jump[0], now))
-    with ExitStack() as held:
-        held.enter_context(hold_lock(task, 1))
-        with at_question(app, 2, held.close), outage(app, of=2, each=pass_by):
-            assert task.map([1]).apply().get() == [1]
-
-
-def test_item_asks_a_silent_lock_server_after_growing_delays(app: Celery) -> None:
-    """And its questions do not grow without bound, though each names those that were not answered."""
-    task, waited = make(app), list[float]()
-    with outage(app, of=40, each=waited.append) as sizes:
-        assert task.map([1]).apply().get() == [1]
-    for seconds, longest in zip(waited, [1.0, 2.0, 4.0, 8.0, *[8.0] * 36], strict=True):
-        assert longest / 2 <= seconds <= longest
-    assert max(sizes) <= max(sizes[:40]) + 20
-
-
 def test_silent_lock_server_is_handled_as_the_task_says(app: Celery) -> None:
     with silence(app, heard=0):
         with pytest.raises(LockUnavailable):
@@ -189,27 +174,6 @@ def test_error_of_the_function_is_not_taken_for_a_silent_lock_server(app: Celery
     with pytest.raises(LockUnavailable, match="its own"):
         make(app, function=fail).map([1]).apply().get()
     assert calls == [1]
-
-
-def test_two_maps_do_not_overlap(app: Celery) -> None:
-    inside, most, mutex = 0, 0, threading.Lock()
-
-    def work(x: int) -> None:
-        nonlocal inside, most
-        with mutex:
-            inside, most = inside + 1, max(most, inside + 1)
-        clock.sleep(0.01)
-        with mutex:
-            inside -= 1
-
-    task = make(app, function=work, on_conflict="retry", lock_key=[])
-    app.finalize()
-    threads = [threading.Thread(target=task.map(range(5)).apply) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
-    assert most == 1
 
 
 def test_retry_in_an_item_works_as_in_celery(app: Celery) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from celery import states
-from celery.exceptions import Ignore, TaskRevokedError
+from celery.exceptions import TaskRevokedError
 from celery.signals import before_task_publish
 
 from celery_singleton_lock import (
@@ -25,7 +25,7 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent
-from tests.inside import at_question, learns_at_once
+from tests.inside import learns_at_once
 from tests.patience import LIMIT
 from tests.servers import until
 
@@ -90,26 +90,10 @@ class TestSuperseded:
             assert bench.deliver(waiting.older) == "REVOKED"
             assert bench.deliver(waiting.newest) == "PENDING"
 
-    def test_message_keeps_its_place_however_often_it_looks(self, bench: Bench, waiting: Waiting) -> None:
-        with hold_lock(waiting.task):
-            again = waits(bench, waiting.newest)
-        assert bench.deliver(waiting.older) == "REVOKED"
-        assert bench.deliver(again) == "done"
-
     def test_older_one_runs_not_after_the_newest(self, bench: Bench, waiting: Waiting) -> None:
         assert bench.deliver(waiting.newest) == "done"
         assert bench.deliver(waiting.older) == "REVOKED"
         assert bench.runs == [waiting.second.id]
-
-    @pytest.mark.parametrize("as_what", ["older", "first"])
-    def test_copy_of_a_superseded_message_does_not_run(self, bench: Bench, waiting: Waiting, as_what: str) -> None:
-        """The broker delivers it again long after the newest has ended."""
-        bench.deliver(waiting.older)
-        bench.deliver(waiting.newest)
-        bench.later(60.0)
-        bench.deliver(getattr(waiting, as_what), redelivered=True)
-        assert bench.runs == [waiting.second.id]
-        assert bench.queued() == []
 
     def test_expired_message_supersedes_nobody(self, bench: Bench) -> None:
         """It had expired when the broker redelivered it, and it had never asked for the lock."""
@@ -123,30 +107,14 @@ class TestSuperseded:
         assert bench.deliver(late, redelivered=True) == "REVOKED"
         assert bench.runs == [first.id]
 
-    def test_copy_of_a_message_that_died_before_it_stored_its_end_is_superseded(
-        self, bench: Bench, waiting: Waiting
-    ) -> None:
-        bench.deliver(waiting.older)
-        bench.forget(waiting.first)
-        bench.later(11.0)
-        bench.deliver(waiting.older, redelivered=True)
-        assert is_superseded(bench, waiting.first, waiting.second, waiting.task)
-
-    @pytest.mark.parametrize("number", range(1, 6))
-    def test_message_of_which_a_copy_ends_at_any_moment_has_one_end(self, bench: Bench, number: int) -> None:
-        """The copy has the lock when the newest comes, and ends as this one asks."""
-        task = bench.task(lambda: bench.deliver(newest) and "done", on_conflict="rerun", acks_late=True)
-        message, newest = bench.send(task), bench.send(task)
-        with hold_lock(task):
-            copy = waits(bench, message)
-        with at_question(bench.app, number, lambda: bench.deliver(copy)):
-            bench.deliver(message, redelivered=True)
-        assert bench.runs == [message.id]
-        bench.later(11.0)
-        for again in bench.queued():
-            bench.deliver(again)
-        assert bench.end(message) == "done"
-        assert bench.runs.count(message.id) == 1
+    def test_message_with_copied_headers_is_a_new_message(self, bench: Bench, waiting: Waiting) -> None:
+        """A body passed the headers of its message on."""
+        copied = {"singleton_lock": waiting.older.headers["singleton_lock"]}
+        third = bench.send(waiting.task, headers=copied)
+        with hold_lock(waiting.task):
+            third = waits(bench, third)
+        assert bench.deliver(waiting.newest) == "REVOKED"
+        assert bench.deliver(third) == "done"
 
     def test_superseded_message_with_the_id_of_the_holder_stores_no_result(self, bench: Bench) -> None:
         def body() -> str:
@@ -160,28 +128,6 @@ class TestSuperseded:
         first, again = (bench.send(task, task_id=bench.app.main) for _ in range(2))
         newest = bench.send(task)
         assert bench.deliver(first) == "of the holder"
-
-    def test_message_with_copied_headers_is_a_new_message(self, bench: Bench, waiting: Waiting) -> None:
-        """A body passed the headers of its message on."""
-        copied = {"singleton_lock": waiting.older.headers["singleton_lock"]}
-        third = bench.send(waiting.task, headers=copied)
-        with hold_lock(waiting.task):
-            third = waits(bench, third)
-        assert bench.deliver(waiting.newest) == "REVOKED"
-        assert bench.deliver(third) == "done"
-
-    def test_retry_of_the_newest_is_still_the_newest(self, bench: Bench) -> None:
-        def body() -> str:
-            return task.retry(countdown=0) if len(bench.runs) == 1 else "done"
-
-        task = bench.task(body, on_conflict="rerun")
-        older, newest = bench.send(task), bench.send(task)
-        with hold_lock(task):
-            older, newest = waits(bench, older), waits(bench, newest)
-        bench.deliver(newest)
-        attempt = bench.put_back()
-        assert bench.deliver(older) == "REVOKED"
-        assert bench.deliver(attempt) == "done"
 
 
 _sleeps = threading.Event()
@@ -297,23 +243,6 @@ class TestStopped:
         stopped = Stopped(bench, lose)
         assert isinstance(stopped.run(), LockLost)
 
-    def test_stopped_execution_may_end_without_a_result(self, bench: Bench) -> None:
-        def ignore() -> None:
-            try:
-                sleep()
-            except Aborted:
-                raise Ignore from None
-
-        assert Stopped(bench, ignore).run() == "PENDING"
-
-    def test_success_counts_that_comes_nevertheless(self, bench: Bench) -> None:
-        def ends() -> str:
-            with suppress(Aborted):
-                sleep()
-            return "in time"
-
-        assert Stopped(bench, ends).run() == "in time"
-
     def test_autoretry_does_not_retry_a_stopped_execution(self, bench: Bench) -> None:
         stopped = Stopped(bench, sleep, autoretry_for=(Exception,), retry_backoff=False, default_retry_delay=0)
         assert stopped.run() == "REVOKED"
@@ -327,18 +256,6 @@ class TestStopped:
                     sleep(0.005)
 
         assert run_in(in_main_thread, Stopped(bench, loop).run) == "REVOKED"
-
-    def test_it_has_time_to_clean_up(self, bench: Bench) -> None:
-        def clean_up() -> None:
-            try:
-                sleep()
-            finally:
-                clock.sleep(0.5)
-                cleaned.append("all")
-
-        cleaned: list[str] = []
-        assert Stopped(bench, clean_up).run() == "REVOKED"
-        assert cleaned == ["all"]
 
     def test_it_is_stopped_with_what_it_calls(self, bench: Bench) -> None:
         stopped = Stopped(bench, bench.task(sleep).apply)
@@ -411,6 +328,22 @@ class TestStopped:
         signal.raise_signal(signal.SIGUSR1)
         assert heard == [1, 1]
 
+    def test_execution_with_another_policy_is_not_stopped(self, bench: Bench) -> None:
+        """The running call did not choose this policy."""
+
+        def body() -> str:
+            if len(bench.runs) == 1:
+                copies.append(waits(bench, newest))
+                clock.sleep(0.2)
+            return "done"
+
+        bench.app.conf.singleton_lock_accept = ["on_conflict"]
+        copies: list[Sent] = []
+        task = bench.task(body, on_conflict="replace")
+        first, newest = bench.send(task, singleton_lock={"on_conflict": "rerun"}), bench.send(task)
+        assert bench.deliver(first) == "done"
+        assert bench.deliver(copies[0]) == "done"
+
     def test_end_that_cannot_be_stored_at_first_does_not_change(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -430,21 +363,13 @@ class TestStopped:
         assert stopped.is_superseded
         assert len(bench.runs) == 1
 
-    def test_execution_with_another_policy_is_not_stopped(self, bench: Bench) -> None:
-        """The running call did not choose this policy."""
+    def test_success_counts_that_comes_nevertheless(self, bench: Bench) -> None:
+        def ends() -> str:
+            with suppress(Aborted):
+                sleep()
+            return "in time"
 
-        def body() -> str:
-            if len(bench.runs) == 1:
-                copies.append(waits(bench, newest))
-                clock.sleep(0.2)
-            return "done"
-
-        bench.app.conf.singleton_lock_accept = ["on_conflict"]
-        copies: list[Sent] = []
-        task = bench.task(body, on_conflict="replace")
-        first, newest = bench.send(task, singleton_lock={"on_conflict": "rerun"}), bench.send(task)
-        assert bench.deliver(first) == "done"
-        assert bench.deliver(copies[0]) == "done"
+        assert Stopped(bench, ends).run() == "in time"
 
 
 class TestOutsideOfTheOrder:

@@ -4,12 +4,9 @@ import gc
 import re
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import asdict
-from decimal import Decimal
-from fractions import Fraction
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,14 +17,12 @@ from celery.bin.base import CLIContext
 from celery.local import Proxy
 from celery.utils import uuid
 from click.testing import CliRunner
-from hypothesis import given
 
 from celery_singleton_lock import CallOptions, DuplicateTask, InvalidOption, SingletonTask
 from celery_singleton_lock.cli import locks
 from celery_singleton_lock.options import task as options_of_task
 from celery_singleton_lock.options.app import Settings
 from celery_singleton_lock.options.task import CONFLICTS, replaces
-from tests.unit.test_cleaned import anything
 
 REDIS = "redis://localhost:1/0"
 
@@ -268,45 +263,6 @@ class TestCall:
     def test_key_is_a_text(self, key: object) -> None:
         with pytest.raises(InvalidOption, match="key"):
             sent({"key": key})
-
-
-class Odd:
-    """A value that raises on every operation."""
-
-    def __eq__(self, other: object) -> bool:
-        raise RuntimeError
-
-    def __repr__(self) -> str:
-        raise RuntimeError
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def documented_settings() -> list[str]:
-    text = (Path(__file__).parents[2] / "docs/options.md").read_text()
-    return sorted({*re.findall(r"`(singleton_lock_[a-z_]+)`", text)} - {"singleton_lock_max_per_call"})
-
-
-#: Some count as numbers in Python or numpy; no setting may have any of them.
-ODD = [10**400, -(10**400), 10**5000, float("nan"), Decimal("NaN"), Decimal(30), Fraction(1, 3), 1j, b"30", [[]], Odd()]
-
-
-@pytest.mark.parametrize("value", ODD, ids=lambda value: type(value).__name__)
-@pytest.mark.parametrize("name", documented_settings())
-def test_odd_values_are_clear_errors(name: str, value: object) -> None:
-    """A ttl of 10**400 used to raise OverflowError."""
-    said = audited(app(**{name: value}))
-    assert f"setting {name} is " in said
-    assert "allowed: " in said
-    assert len(said) < 1000
-
-
-@given(anything)
-def test_any_call_is_checked(value: object) -> None:
-    task = bill()
-    for call in (value, {"ttl": value}, {"key": value}, {"on_conflict": value}, {"at_least_for": value, "wait": value}):
-        with suppress(InvalidOption):
-            in_worker(task, call)
 
 
 #: What a call may ask for.

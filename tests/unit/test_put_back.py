@@ -13,11 +13,11 @@ from kombu import Exchange, Queue, binding
 from kombu.exceptions import EncodeError, OperationalError
 from kombu.transport.virtual import Channel
 
-from celery_singleton_lock import LockConflict, LockUnavailable, clock
+from celery_singleton_lock import LockUnavailable, clock
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
 from tests.inside import at_question, line, silence
-from tests.patience import in_this_thread, sleepless
+from tests.patience import sleepless
 
 #: Values that no part of a header has.
 NONSENSE = (None, True, "x", "\ud800", -1, 1.5, 10**400, [], {}, ["x"] * 6, {"retries": 0})
@@ -67,24 +67,6 @@ class TestCopy:
         copy = refused(bench, replace(message, properties={**message.properties, "expiration": "60000"}))
         assert copy.properties.get("expiration") == kept
 
-    @pytest.mark.parametrize("expires", [100.0, None])
-    def test_message_that_may_have_begun_is_asked_about_first(self, bench: Bench, expires: float | None) -> None:
-        """It does not expire on its way: it may be running."""
-
-        def body() -> str:
-            bench.deliver(message, redelivered=True)
-            return "ran"
-
-        task = bench.task(body, acks_late=True)
-        message = bench.send(task, expires=expires)
-        message = replace(message, properties={**message.properties, "expiration": "60000"})
-        bench.deliver(message)
-        copy = bench.put_back()
-        assert copy.headers["expires"] is None
-        assert "expiration" not in copy.properties
-        assert bench.deliver(copy) == "ran"
-        assert bench.runs == [message.id]
-
     def test_message_of_protocol_1_that_another_program_sends_is_made_anew(self, bench: Bench) -> None:
         """It has its times in its body."""
         task = bench.task(on_conflict="retry")
@@ -117,33 +99,6 @@ class TestDelay:
         assert delays[0] <= 1.0
         assert delays[6] > delays[0] * 4
         assert max(delays) <= 61.0
-
-    def test_conflicts_are_counted_for_each_attempt(self, bench: Bench) -> None:
-        def body() -> str:
-            return task.retry(countdown=0) if len(bench.runs) == 1 else "ran"
-
-        task = bench.task(body, on_conflict="retry", lock_conflict_retries=2)
-        message = bench.send(task)
-        for _ in range(2):
-            message = refused(bench, message)
-        bench.deliver(message)
-        message = bench.put_back()
-        for _ in range(2):
-            with hold_lock(task):
-                bench.deliver(message)
-            message = bench.put_back()
-        assert bench.deliver(message) == "ran"
-
-    def test_silence_of_the_lock_server_is_no_conflict(self, bench: Bench) -> None:
-        task = bench.task(on_conflict="retry", lock_conflict_retries=1)
-        message = bench.send(task)
-        for _ in range(3):
-            with at_question(bench.app, 1, raises(LockUnavailable("server", "silent"))):
-                bench.deliver(message)
-            message = bench.put_back()
-        message = refused(bench, message)
-        with hold_lock(task):
-            assert isinstance(bench.deliver(message), LockConflict)
 
     def test_message_does_not_grow_with_each_try(self, bench: Bench) -> None:
         message, sizes = bench.send(bench.task()), list[int]()
@@ -179,36 +134,6 @@ def test_message_is_sent_again_after_any_error(bench: Bench, monkeypatch: pytest
 
 class TestSilence:
     """The lock server answers nothing, and may have heard what it was asked."""
-
-    @pytest.mark.parametrize("acks_late", [False, True])
-    @pytest.mark.parametrize("heard", range(3))
-    def test_lock_that_a_message_got_unheard_is_its_own(self, bench: Bench, heard: int, acks_late: bool) -> None:
-        """Nobody else runs under it; otherwise the message would wait for itself, or be dropped."""
-        message = bench.send(bench.task(acks_late=acks_late))
-        for _ in range(3):
-            with silence(bench.app, heard=heard):
-                bench.deliver(message)
-            message = bench.put_back()
-        assert bench.deliver(message) == "ran"
-        assert bench.queued() == []
-
-    def test_message_that_the_broker_does_not_take_back_waits_and_runs(
-        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """It asks as another: what was not answered may still be under way."""
-        message, sleeps = bench.send(bench.task()), list[float]()
-
-        def sleep(seconds: float) -> None:
-            sleeps.append(seconds)
-            assert len(sleeps) < 50
-
-        with (
-            monkeypatch.context() as away,
-            at_question(bench.app, 1, raises(LockUnavailable("server", "silent")), "after"),
-        ):
-            away.setattr(Channel, "basic_publish", raises(OperationalError("away")))
-            away.setattr(clock, "sleep", in_this_thread(sleep, clock.sleep))
-            assert bench.deliver(message) == "ran"
 
     @pytest.mark.parametrize(("policy", "end"), [("raise", "LockUnavailable"), ("run", "ran")])
     def test_task_may_say_what_to_do(self, bench: Bench, policy: str, end: str) -> None:
@@ -262,37 +187,6 @@ class TestInLine:
             assert keys == []
             bench.deliver(copy)
         assert keys == [key]
-
-
-@pytest.mark.parametrize("policy", ["retry", "join", "rerun", "follow"])
-@pytest.mark.parametrize("nonsense", NONSENSE, ids=lambda value: str(value)[:20])
-def test_nonsense_in_any_part_of_the_header_harms_nobody(bench: Bench, policy: str, nonsense: object) -> None:
-    """Whatever part of it: the message has an end, its body has run once at most, and no lock is left."""
-    follows = policy == "follow"
-    scope = "until_executed" if policy in ("retry", "follow") else "while_executing"
-    task = bench.task(on_conflict="retry" if follows else policy, lock_scope=scope)
-    if follows:
-        bench.send(task)
-    message = bench.send(task, **({"root_id": "the root"} if follows else {}))
-    copy = refused(bench, refused(bench, message, redelivered=True))
-    parts = [path for path, _ in parts_of(copy.headers["singleton_lock"])]
-    assert len(parts) > 5
-    for path in parts:
-        header = deepcopy(copy.headers["singleton_lock"])
-        place = header
-        for step in path[:-1]:
-            place = place[step]
-        place[path[-1]] = nonsense
-        bench.runs.clear()
-        bench.forget(message)
-        bench.deliver(copy.but(singleton_lock=header))
-        assert len(bench.runs) <= 1, path
-        for waiting in bench.queued():
-            bench.deliver(waiting)
-        assert isinstance(bench.end(message), str), path
-        with hold_lock(task):
-            pass
-        bench.later(4000.0)
 
 
 def parts_of(header: Any, path: tuple[Any, ...] = ()) -> Any:

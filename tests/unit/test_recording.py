@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -47,19 +46,3 @@ def test_recorded_runs_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [run.outcome for run in runs] == ["done", "done", "raised", "open"]
     assert overlaps(runs[:3]) == []
     assert record.runs(killed_at=1e12)[-1].end == 1e12
-
-
-def test_real_overlap_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(recording.VARIABLE, str(tmp_path / "record"))
-    record, both = Record(tmp_path / "record"), threading.Barrier(2)
-
-    def work(name: str) -> None:
-        with recording.run("job", name):
-            both.wait(10)
-
-    threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(overlaps(record.runs())) == 1

@@ -13,11 +13,10 @@ import pytest
 from celery import Celery, Task
 from kombu import Queue
 
-from celery_singleton_lock import LockConflict, LockLost, LockUnavailable, SingletonTask
-from celery_singleton_lock.runtime import write_all
+from celery_singleton_lock import LockConflict, LockLost, SingletonTask
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
-from tests.inside import at_question, do_at_call, silence
+from tests.inside import at_question, do_at_call
 
 #: More questions than a message asks the lock server.
 QUESTIONS = 8
@@ -82,20 +81,6 @@ class TestHasBegun:
             assert isinstance(bench.deliver(bench.send(task), redelivered=True), LockConflict)
         assert bench.runs == []
 
-    def test_copy_that_comes_again_joins_as_the_others_do(self, bench: Bench) -> None:
-        """Otherwise it would run, and the other copies end as the task that they have joined (seed 7242)."""
-
-        def body() -> str:
-            if len(bench.runs) == 1:
-                bench.deliver(copy, redelivered=True)
-            return f"run {len(bench.runs)}"
-
-        task = bench.task(body, acks_late=True, on_conflict="join")
-        first, copy = bench.send(task), bench.send(task)
-        bench.deliver(first)
-        assert bench.deliver(bench.put_back()) == "run 1"
-        assert len(bench.runs) == 1
-
     def test_call_that_cannot_wait_fails(self, bench: Bench) -> None:
         task = bench.task(on_conflict="skip")
         with hold_lock(task), pytest.raises(LockConflict):
@@ -143,20 +128,6 @@ class TestEndWithoutABody:
         bench.forget(message)
         assert bench.deliver(message) == "ran"
 
-    def test_failure_of_a_policy_does_not_overwrite_the_result_of_the_holder(self, bench: Bench) -> None:
-        """Both have the same id, and the holder stores the result."""
-        states: list[str] = []
-
-        def body() -> str:
-            states.append(bench.deliver(other))
-            return "of the holder"
-
-        task = bench.task(body, on_conflict=raises(RuntimeError("a fault of the policy")))
-        first, other = (bench.send(task, task_id=bench.app.main) for _ in range(2))
-        assert bench.deliver(first) == "of the holder"
-        assert states == ["PENDING"]
-        assert len(bench.runs) == 1
-
     def test_copy_stores_an_end_that_could_not_be_stored_before(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -190,31 +161,6 @@ class TestLoss:
         assert isinstance(bench.deliver(message, redelivered=True), LockLost)
         assert bench.runs == [message.id]
         assert is_free(task)
-
-    def test_silent_lock_server_does_not_hide_it(self, bench: Bench) -> None:
-        def body() -> None:
-            stack.enter_context(silence(bench.app, heard=0))
-            self.lose(bench, task)
-
-        task = bench.task(body, acks_late=True)
-        with ExitStack() as stack:
-            assert isinstance(bench.deliver(bench.send(task)), LockLost)
-
-    @pytest.mark.parametrize("when", ["before", "after"])
-    @pytest.mark.parametrize("number", range(1, QUESTIONS))
-    def test_any_answer_may_be_lost(self, bench: Bench, number: int, when: Any) -> None:
-        task = bench.task(lambda: self.lose(bench, task), acks_late=True)
-        message = bench.send(task)
-        with at_question(bench.app, number, raises(LockUnavailable("server", "silent")), when):
-            bench.deliver(message)
-        for copy in bench.queued():
-            bench.deliver(copy)
-        write_all()
-        assert isinstance(bench.end(message), LockLost)
-        bench.forget(message)
-        bench.later(11.0)
-        assert isinstance(bench.deliver(message, redelivered=True), LockLost)
-        assert bench.runs == [message.id]
 
     @pytest.mark.parametrize("number", range(1, QUESTIONS))
     def test_interruption_is_the_end_at_most(self, bench: Bench, number: int) -> None:
@@ -409,23 +355,6 @@ def test_lock_is_not_kept_for_a_retry_with_other_arguments(bench: Bench) -> None
             pass
 
 
-@pytest.mark.parametrize("number", range(1, QUESTIONS))
-@pytest.mark.parametrize("acks_late", [False, True])
-def test_any_answer_may_be_lost(bench: Bench, number: int, acks_late: bool) -> None:
-    """The message runs once, and its lock is free."""
-    task = bench.task(acks_late=acks_late)
-    message = bench.send(task)
-    with at_question(bench.app, number, raises(LockUnavailable("server", "silent")), "after"):
-        bench.deliver(message)
-    for copy in bench.queued():
-        bench.deliver(copy)
-    assert bench.end(message) == "ran"
-    bench.later(11.0)
-    bench.deliver(message, redelivered=True)
-    assert bench.runs == [message.id]
-    assert is_free(task)
-
-
 class TestReturnedTooOften:
     """A message is rejected instead of run if copies of it have hidden from the broker how many workers it has cost."""
 
@@ -451,23 +380,10 @@ class TestReturnedTooOften:
     def test_runs_up_to_the_limit(self, bench: Bench) -> None:
         assert bench.deliver(self.came(bench, bench.task(acks_late=True), before=2, now=1)) == "ran"
 
-    def test_runs_if_the_broker_has_counted_itself(self, bench: Bench) -> None:
-        """It knows the limit better."""
-        assert bench.deliver(bench.send(bench.task(acks_late=True)).but(**{"x-delivery-count": 9})) == "ran"
-
     def test_runs_if_it_is_acknowledged_before_it_begins(self, bench: Bench) -> None:
         """It has cost no worker, and a message that was acknowledged cannot be dead-lettered."""
         task = bench.task(on_conflict="retry")
         assert bench.deliver(self.came(bench, task, before=3, now=1)) == "ran"
-
-    def test_waits_while_an_earlier_delivery_may_be_running(self, bench: Bench) -> None:
-        task = bench.task(acks_late=True)
-        came = self.came(bench, task, before=3, now=1)
-        with hold_lock(task):
-            bench.deliver(came, redelivered=True)
-        assert bench.answers == ["ack", "ack"]
-        assert len(bench.queued()) == 1
-        assert bench.runs == []
 
     def test_counts_anew_after_a_dead_letter_exchange(self, bench: Bench) -> None:
         """Somebody sends the message again on purpose: it would be rejected for ever."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,6 @@ from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.task import sending
 from tests.bench import Bench, raises
 from tests.inside import at_question
-from tests.patience import LIMIT
 
 #: More questions than a sender asks the lock server.
 QUESTIONS = 7
@@ -136,33 +134,6 @@ def test_message_that_has_started_is_not_superseded(bench: Bench) -> None:
     assert bench.deliver(newer[0]) == "ran"
 
 
-@pytest.mark.parametrize("has_its_id", [True, False])
-@pytest.mark.parametrize("policy", ["skip", "raise", "reject", "retry", "join", "rerun"])
-@pytest.mark.parametrize("number", range(1, QUESTIONS))
-def test_one_runs_if_the_newest_comes_at_any_moment_of_the_older_one(
-    bench: Bench, policy: str, number: int, has_its_id: bool
-) -> None:
-    """The older one may have the lock of its run by then, and end without a run."""
-    task = bench.task(lock_scope="until_and_while_executing", on_duplicate="replace", on_conflict=policy)
-    older = bench.send(task)
-
-    def send_another() -> None:
-        bench.deliver(bench.send(task, task_id=older.id if has_its_id else None))
-
-    def elsewhere() -> None:
-        other = Thread(target=send_another)  # Otherwise, the older one would be its parent, which it does not join.
-        other.start()
-        other.join()
-
-    with at_question(bench.app, number, elsewhere, "after"):
-        bench.deliver(older)
-    while copies := bench.queued():
-        for copy in copies:
-            bench.deliver(copy)
-    assert bench.runs
-    assert bench.app.AsyncResult(bench.runs[-1]).get(timeout=LIMIT) == "ran"
-
-
 def test_two_sends_of_one_id_are_two_messages(bench: Bench) -> None:
     task = replaced(bench)
     _, second = (bench.send(task, task_id=bench.app.main) for _ in range(2))
@@ -178,45 +149,6 @@ def test_older_message_runs_if_the_newest_could_not_be_sent(bench: Bench, monkey
     assert bench.deliver(older) == "ran"
     task.on_duplicate = "existing"
     assert not isinstance(task.delay(), DuplicateResult)
-
-
-@pytest.mark.parametrize("number", range(1, QUESTIONS))
-def test_older_message_may_start_at_any_moment(bench: Bench, number: int) -> None:
-    """It runs, or is superseded; the newest runs, and then the lock is free."""
-    task = replaced(bench)
-    older = bench.send(task)
-    with at_question(bench.app, number, lambda: bench.deliver(older)) as asked:
-        newest = task.delay()
-    if len(asked) < number:
-        bench.deliver(older)
-    for message in bench.queued():  # The older one may have been put back.
-        bench.deliver(message)
-    assert newest.result == "ran"
-    end = bench.end(older)
-    assert end in ("ran", "REVOKED")
-    assert bench.runs.count(older.id) == (end == "ran")
-    task.on_duplicate = "existing"
-    assert not isinstance(task.delay(), DuplicateResult)
-
-
-@pytest.mark.parametrize("number", range(1, QUESTIONS))
-def test_older_message_that_started_at_any_moment_comes_again(bench: Bench, number: int) -> None:
-    """Its worker has died. It runs again, or is superseded by a message that is sure to run."""
-
-    def dies_once() -> str:
-        if bench.runs == [older.id]:
-            raise SystemExit
-        return "ran"
-
-    task = replaced(bench, dies_once, acks_late=True, reject_on_worker_lost=True)
-    older = bench.send(task)
-    with at_question(bench.app, number, lambda: bench.deliver(older)):
-        newest = task.delay()
-    if bench.runs:
-        assert bench.deliver(older, redelivered=True) in ("ran", "REVOKED")
-    for message in bench.queued():
-        bench.deliver(message)
-    assert newest.result == "ran"
 
 
 def test_older_message_does_not_run_after_the_newest_when_it_is_delivered_again(bench: Bench) -> None:

@@ -22,11 +22,10 @@ from celery_singleton_lock import (
     InvalidKey,
     InvalidOption,
     LockUnavailable,
-    clock,
     lock_duplicate,
 )
 from celery_singleton_lock.runtime import write_all
-from celery_singleton_lock.testing import hold_lock, memory_locks
+from celery_singleton_lock.testing import memory_locks
 from tests.bench import Bench, Sent, raises
 from tests.inside import at_question, first_try_fails, raise_at_line, says_again, silence
 from tests.servers import until
@@ -95,11 +94,6 @@ class TestCaller:
         with at_question(bench.app, 1, raises(LockUnavailable("server", "silent"))) as asked:
             bench.send(queued(bench, lock_scope="while_executing", lock_queue_ttl=None))
         assert asked == []
-
-    def test_same_id_is_a_duplicate_as_well(self, bench: Bench) -> None:
-        task = queued(bench)
-        task.apply_async(task_id="mine")
-        assert isinstance(task.apply_async(task_id="mine"), DuplicateResult)
 
     def test_duplicate_raises(self, bench: Bench) -> None:
         task = queued(bench, on_duplicate="raise")
@@ -195,13 +189,6 @@ class TestCanvas:
             bench.deliver(part)
         assert bench.runs == [part.id for part in parts]
 
-    def test_part_with_the_id_of_the_message_that_has_the_lock_runs(self, bench: Bench) -> None:
-        """Two sends of one id are two messages."""
-        task = queued(bench)
-        for message in [bench.send(task, task_id=bench.app.main, root_id="the root") for _ in range(2)]:
-            assert bench.deliver(message) == "ran"
-        assert len(bench.runs) == 2
-
     def test_part_with_an_option_of_another_package_goes_on(
         self, bench: Bench, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -254,42 +241,6 @@ class TestNothingIsSent:
         with pytest.raises(TypeError):
             task.apply_async((1, 2), {"no": 1})
         assert is_free(task)
-
-    @pytest.mark.parametrize("number", range(1, QUESTIONS))
-    def test_sender_that_dies_at_any_question_keeps_others_out_for_half_a_minute_at_most(
-        self, bench: Bench, number: int
-    ) -> None:
-        """It is confirmed once the message is sent."""
-        task = queued(bench)
-        with at_question(bench.app, number, raises(SystemExit()), "after") as asked:
-            try:
-                task.delay()
-            except SystemExit:
-                assert bench.queued() == []
-                bench.later(31.0)
-                assert is_free(task)
-            else:
-                assert len(asked) < number
-
-    def test_message_that_is_not_sent_within_half_a_minute_leaves_the_lock_to_the_next_one(
-        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Both are sent, and the lock stays with the one that has it."""
-        task, publish, others = queued(bench), bench.app.amqp.send_task_message, list[Any]()
-
-        def send_late(*args: Any, **options: Any) -> Any:
-            monkeypatch.setattr(bench.app.amqp, "send_task_message", publish)
-            others.append(task.delay())
-            bench.later(31.0)
-            others.append(task.delay())
-            return publish(*args, **options)
-
-        monkeypatch.setattr(bench.app.amqp, "send_task_message", send_late)
-        late = task.delay()
-        early, other = others
-        assert (early.id, isinstance(other, DuplicateResult)) == (late.id, False)
-        write_all()
-        assert task.delay().id == other.id
 
 
 class TestSilentServer:
@@ -407,59 +358,6 @@ class TestEnds:
         assert message.id not in bench.runs
         gets_free(task)
 
-    @pytest.mark.parametrize("acks_late", [False, True])
-    def test_not_while_the_body_takes_longer_than_the_lock_would_last(self, bench: Bench, acks_late: bool) -> None:
-        def body() -> bool:
-            clock.sleep(1.5)
-            return is_free(task)
-
-        task = queued(bench, body, lock_ttl=1.0, lock_queue_ttl=1.0, acks_late=acks_late)
-        assert bench.deliver(bench.send(task)) is False
-
-    @pytest.mark.parametrize("acks_late", [False, True])
-    def test_not_for_as_long_as_a_message_that_was_put_back_may_wait(self, bench: Bench, acks_late: bool) -> None:
-        """Whoever had it put back may have renewed it for a shorter time."""
-        task = queued(bench, on_conflict="retry", acks_late=acks_late, lock_wait=0.5)
-        message = bench.send(task)
-        write_all()
-        with hold_lock(task):
-            bench.deliver(message)
-        bench.put_back()
-        write_all()
-        bench.later(900.0)
-        assert not is_free(task)
-
-    @pytest.mark.parametrize("acks_late", [False, True])
-    def test_not_between_two_attempts(self, bench: Bench, acks_late: bool) -> None:
-        def body() -> Any:
-            return task.retry(countdown=500) if len(bench.runs) < 3 else "ran"
-
-        task = queued(bench, body, acks_late=acks_late, lock_queue_ttl=100.0)
-        message = bench.send(task)
-        for _ in range(2):
-            bench.deliver(message)
-            copy, message = message, bench.put_back()
-            write_all()
-            assert not is_free(task)
-            bench.later(60.0)
-            bench.deliver(copy, redelivered=True)
-            write_all()
-            assert bench.queued() == []
-            assert not is_free(task), "a late copy leaves the lock to the next attempt"
-            bench.later(400.0)
-            assert not is_free(task), "it lasts as long as that may wait"
-        assert bench.deliver(message) == "ran"
-        gets_free(task)
-
-    @pytest.mark.parametrize("scope", ["until_executing", "until_and_while_executing"])
-    def test_retry_takes_a_lock_that_ended_as_the_body_began(self, bench: Bench, scope: str) -> None:
-        task = queued(bench, lambda: task.retry(countdown=0) if len(bench.runs) < 2 else "ran", lock_scope=scope)
-        bench.deliver(bench.send(task))
-        second = bench.put_back()
-        assert not is_free(task)
-        assert bench.deliver(second) == "ran"
-        gets_free(task)
-
     def test_retry_with_other_arguments_has_their_lock(self, bench: Bench) -> None:
         def body(number: int) -> Any:
             return task.retry(args=(2,), countdown=0) if number == 1 else number
@@ -473,17 +371,6 @@ class TestEnds:
         assert bench.deliver(second) == 2
         until(lambda: not isinstance(task.delay(2), DuplicateResult), "it is free")
 
-    def test_retry_with_the_arguments_of_another_message_is_sent_nevertheless(self, bench: Bench) -> None:
-        def body(number: int) -> Any:
-            return task.retry(args=(2,), countdown=0) if number == 1 else number
-
-        task = queued(bench, body, lock_key=None, on_duplicate="raise")
-        bench.send(task, 2)
-        bench.deliver(bench.send(task, 1))
-        assert bench.deliver(bench.put_back()) == 2
-        with pytest.raises(DuplicateTask):
-            task.delay(2)
-
     def test_failed_retry_ends_it_with_its_message(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         task = queued(bench, lambda: task.retry(countdown=0), acks_late=True)
         message = bench.send(task)
@@ -492,6 +379,37 @@ class TestEnds:
             bench.deliver(message)
         assert bench.answers == ["reject"]
         gets_free(task)
+
+    def test_header_that_was_copied_to_another_message_frees_nothing(self, bench: Bench) -> None:
+        task, other = queued(bench), bench.task()
+        message: Sent = bench.send(task)
+        copied = bench.send(other).but(singleton_lock=message.headers["singleton_lock"])
+        assert bench.deliver(copied) == "ran"
+        assert not is_free(task)
+
+    def test_next_attempt_of_a_call_without_a_lock_has_none(self, bench: Bench) -> None:
+        def body() -> Any:
+            return task.retry(countdown=0) if len(bench.runs) == 1 else "ran"
+
+        bench.app.conf.singleton_lock_accept = "all"
+        task = queued(bench, body)
+        message = bench.send(task, singleton_lock=False)
+        assert is_free(task)
+        bench.queued()
+        bench.deliver(message)
+        assert bench.deliver(bench.put_back()) == "ran"
+
+    def test_worker_with_another_prefix_says_so_once(
+        self, bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """By default, the prefix may follow the result backend's, which a program that only sends may not have."""
+        says_again(monkeypatch)
+        task = queued(bench, lambda number: number, lock_key=None)
+        messages = [bench.send(task, number) for number in range(2)]
+        bench.app.conf.singleton_lock_prefix = "another"
+        with memory_locks():
+            assert [bench.deliver(message) for message in messages] == [0, 1]
+        assert caplog.text.count("Set the same singleton_lock_prefix where tasks are sent and where they run") == 1
 
     def test_retry_that_was_sent_and_caught_keeps_it(self, bench: Bench) -> None:
         def body() -> str:
@@ -519,51 +437,16 @@ class TestEnds:
         assert bench.deliver(bench.send(task)) == "ran"
         assert not is_free(task)
 
-    def test_header_that_was_copied_to_another_message_frees_nothing(self, bench: Bench) -> None:
-        task, other = queued(bench), bench.task()
-        message: Sent = bench.send(task)
-        copied = bench.send(other).but(singleton_lock=message.headers["singleton_lock"])
-        assert bench.deliver(copied) == "ran"
-        assert not is_free(task)
+    def test_retry_with_the_arguments_of_another_message_is_sent_nevertheless(self, bench: Bench) -> None:
+        def body(number: int) -> Any:
+            return task.retry(args=(2,), countdown=0) if number == 1 else number
 
-    @pytest.mark.parametrize("scope", ["until_executing", "until_executed"])
-    def test_next_attempt_locks_as_its_call_said(self, bench: Bench, scope: str) -> None:
-        def body() -> Any:
-            return task.retry(countdown=0) if len(bench.runs) == 1 else "ran"
-
-        bench.app.conf.singleton_lock_accept = ["key"]
-        task = queued(bench, body, lock_scope=scope)
-        message = bench.send(task, singleton_lock={"key": "another"})
-        bench.deliver(message)
-        second = bench.put_back()
-        assert task.apply_async(singleton_lock={"key": "another"}).id == message.id
-        assert is_free(task)
-        bench.queued()
-        assert bench.deliver(second) == "ran"
-
-    def test_next_attempt_of_a_call_without_a_lock_has_none(self, bench: Bench) -> None:
-        def body() -> Any:
-            return task.retry(countdown=0) if len(bench.runs) == 1 else "ran"
-
-        bench.app.conf.singleton_lock_accept = "all"
-        task = queued(bench, body)
-        message = bench.send(task, singleton_lock=False)
-        assert is_free(task)
-        bench.queued()
-        bench.deliver(message)
-        assert bench.deliver(bench.put_back()) == "ran"
-
-    def test_worker_with_another_prefix_says_so_once(
-        self, bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """By default, the prefix may follow the result backend's, which a program that only sends may not have."""
-        says_again(monkeypatch)
-        task = queued(bench, lambda number: number, lock_key=None)
-        messages = [bench.send(task, number) for number in range(2)]
-        bench.app.conf.singleton_lock_prefix = "another"
-        with memory_locks():
-            assert [bench.deliver(message) for message in messages] == [0, 1]
-        assert caplog.text.count("Set the same singleton_lock_prefix where tasks are sent and where they run") == 1
+        task = queued(bench, body, lock_key=None, on_duplicate="raise")
+        bench.send(task, 2)
+        bench.deliver(bench.send(task, 1))
+        assert bench.deliver(bench.put_back()) == 2
+        with pytest.raises(DuplicateTask):
+            task.delay(2)
 
 
 class TestOwnId:
@@ -619,24 +502,6 @@ class TestHasEnded:
         message = bench.send(task)
         bench.app.backend.store_result(message.id, None, "SUCCESS")
         assert is_free(task)
-
-    def test_message_that_took_the_lock_meanwhile_keeps_it(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The first one's lock has ended, and another message was sent, when the result backend answers."""
-
-        def another_comes(key: Any) -> Any:
-            monkeypatch.setattr(type(backend), "get", get)
-            bench.later(2000.0)
-            others.append(task.delay())
-            return get(backend, key)
-
-        task, backend, others = queued(bench), bench.app.backend, list[Any]()
-        message = bench.send(task)
-        backend.store_result(message.id, None, "SUCCESS")
-        get = type(backend).get
-        monkeypatch.setattr(type(backend), "get", lambda _, key: another_comes(key))
-        task.delay()
-        until(lambda: others, "the result backend was asked")
-        assert task.delay().id == others[0].id
 
     def test_backend_that_fails_keeps_no_lock_from_its_message(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch

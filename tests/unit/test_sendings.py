@@ -36,24 +36,6 @@ def test_one_id_sent_twice_runs_twice(bench: Bench) -> None:
     assert bench.runs == [message.id] * 2
 
 
-def test_chain_that_is_sent_twice_runs_twice_and_each_step_once(bench: Bench) -> None:
-    first, last = bench.task(), bench.task()
-    nightly = chain(first.si(), last.si())
-    nightly.freeze()
-    for _ in range(2):
-        nightly.apply_async()
-        (one,) = bench.queued()
-        bench.deliver(one)
-        come_again(bench, one)
-        steps = bench.queued()
-        assert len({step.id for step in steps}) == 1
-        assert len(steps) == 2, "the copy cannot know whether the first one was sent"
-        for step in steps:
-            bench.deliver(step)
-        bench.forget(step)
-    assert bench.runs == [one.id, step.id] * 2
-
-
 @pytest.mark.parametrize("canvas", [{}, {"root_id": "another", "parent_id": "another"}], ids=["alone", "canvas"])
 @pytest.mark.parametrize("is_exclusive", [True, False])
 def test_message_that_a_body_sends_is_new_each_time(bench: Bench, is_exclusive: bool, canvas: dict[str, str]) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
-import celery
 import pytest
 from celery import Celery, Task, shared_task
 from celery.app.trace import build_tracer
@@ -272,22 +271,6 @@ class TestConflict:
         job.apply()
         assert not is_free(app, job)
 
-    def test_lock_wait_gets_the_lock_when_it_is_freed(self, app: Celery) -> None:
-        import threading
-
-        job = app.task(base=SingletonTask, name="job", lock_wait=20, on_conflict="raise")(body(lambda: "ran"))
-        lease = hold(job)
-        threading.Timer(0.05, lambda: Runtime.of(app).store.free(lease)).start()
-        assert job.apply().get() == "ran"
-
-    def test_policy_applies_after_lock_wait(self, app: Celery) -> None:
-        job = app.task(base=SingletonTask, name="job", lock_wait=0.05, on_conflict="raise")(body(lambda: "ran"))
-        hold(job)
-        began = clock.now()
-        with pytest.raises(LockConflict):
-            job.apply().get()
-        assert clock.now() - began >= job.lock_wait
-
 
 class TestUnavailable:
     @pytest.fixture
@@ -410,16 +393,6 @@ class TestForms:
 
         assert self.run(app, flaky) == 3
 
-    @pytest.mark.skipif(celery.VERSION[:2] < (5, 5), reason="Celery has pydantic=True since 5.5")
-    def test_pydantic_task(self, app: Celery) -> None:
-        def ship(order: Order) -> int:
-            return order.number
-
-        ship.__annotations__["order"] = Order  # Celery 5.5 does not look up the names of annotations.
-        ship = app.task(base=SingletonTask, pydantic=True)(ship)
-        assert ship.apply(({"number": 3},)).get() == 3
-        assert ship.lock_key_of({"number": 3}) == ship.lock_key_of(Order(number=3))
-
     def test_shared_task(self, app: Celery) -> None:
         @shared_task(base=SingletonTask, name=f"shared{next(_numbers)}")
         def job() -> str:
@@ -440,37 +413,6 @@ class TestForms:
         made.finalize()
         made.conf.singleton_lock_ttl = "this would be refused"
         assert made.tasks["celery.accumulate"].apply((1, 2), {"index": 0}).get() == 1
-
-    def test_mixin_before_the_base(self, app: Celery) -> None:
-        class Counts:
-            calls = 0
-
-            def __call__(self, *args: Any, **kwargs: Any) -> Any:
-                Counts.calls += 1
-                return super().__call__(*args, **kwargs)  # type: ignore[misc]
-
-        class Base(Counts, SingletonTask):
-            pass
-
-        task = app.task(base=Base, bind=True)(body(lambda self: self.lock.held))
-        assert self.run(app, task) is True
-        assert Counts.calls == 1
-
-    def test_context_task_behind_the_base(self, app: Celery) -> None:
-        """Flask's pattern: a base whose __call__ opens a context around run."""
-        inside = []
-
-        class ContextTask(Task):
-            def __call__(self, *args: Any, **kwargs: Any) -> Any:
-                inside.append(self.lock.held)  # type: ignore[attr-defined]
-                return self.run(*args, **kwargs)
-
-        class Base(SingletonTask, ContextTask):
-            pass
-
-        task = app.task(base=Base)(body(lambda: "ran"))
-        assert self.run(app, task) == "ran"
-        assert inside == [True]
 
     def test_overridden_before_start(self, app: Celery) -> None:
         seen = []

@@ -7,13 +7,12 @@ from celery import Celery
 
 from celery_singleton_lock.runtime import in_memory
 from celery_singleton_lock.web import watch
-from tests.books import StoreWithBooks
+from tests.redis_server import RedisServer
 from tests.web.scenes import app_in_memory
 
 
 @pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
-    monkeypatch.setattr("celery_singleton_lock.runtime.MemoryStore", StoreWithBooks)
+def app(books: RedisServer) -> Iterator[Celery]:
     with in_memory():
         yield app_in_memory()
 

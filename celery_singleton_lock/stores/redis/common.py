@@ -220,6 +220,6 @@ class CommonStore(ABC):
 
     def ledger(self, key: str) -> RedisLedger:
         def known() -> list[tuple[bytes, int]]:
-            return [*chain(*self._read(lambda it: [*inspect.entries(it, key)], keyspace.ledger_key(key)))]
+            return [*chain(*self._read(lambda it: [*inspect.entries(it, key)], key + keyspace.LEDGER))]
 
         return RedisLedger(key, self._majority, known, quorum=self._quorum)

@@ -168,10 +168,11 @@ class Connection:
 
     def push(self, *commands: bytes) -> None:
         """Have packed commands sent by `flush`."""
-        # Before they are sent: an interruption may come between any two lines, and the next user must not take the
-        # answer to one of these for an answer to something else.
-        self.unanswered += len(commands)
-        self._unsent += b"".join(commands)
+        for command in commands:
+            # Before it is sent: an interruption may come between any two lines, and the next user must not take the
+            # answer to this for an answer to something else.
+            self.unanswered += 1
+            self._unsent += command
 
     def flush(self) -> None:
         """Send what was pushed.
@@ -186,45 +187,27 @@ class Connection:
         except OSError as error:
             raise _as_redis_py_says(error, "sending") from error
 
-    def send(self, *commands: Command) -> None:
-        """Send some commands at once; `read` gives the answer to each, after the answers to earlier commands."""
-        self.push(*map(packed, commands))
-        try:
-            self.flush()
-        except RedisError:
-            self.close()  # Nobody sends the rest.
-            raise
-
-    def read(self) -> Any:
-        """The next answer.
+    def answers(self, commands: Sequence[Command]) -> list[Any]:
+        """The answers to some commands, in one round trip; an error takes the place of an answer.
 
         Raises:
-            ResponseError: it is an error.
-            TimeoutError: it is not there yet; it can be read later.
-            ConnectionError: it will not come; the connection must not be used again.
+            TimeoutError, ConnectionError: not all were sent, or answered; the connection must not be used again.
         """
-        return unless_error(self._next())
-
-    def answers(self, commands: Sequence[Command]) -> list[Any]:
-        """The answers to some commands, in one round trip; an error takes the place of an answer."""
-        self.send(*commands)
-        # Nothing is known of the others if the server is about to end, or was just started.
-        answers = [unless_error(self._next(), ConnectionError) for _ in commands]
-        self.is_doubtful |= any(map(may_be_replaced, answers))
-        return answers
+        self.push(*map(packed, commands))
+        self.flush()
+        return [self._next() for _ in commands]
 
     def run_each(self, calls: Sequence[Call]) -> list[Any]:
-        """Run some scripts, in one round trip: by their digests, or by their text where the server does not know them
-        yet; an error takes the place of an answer.
+        """Run some scripts, in one round trip: by their digests, and again by its text each that the server does not
+        know yet; an error takes the place of an answer.
 
         Raises:
             ReadOnlyError: this server may no longer be the master, so another connection is to carry them all out.
         """
         answers = self.answers([call.by_digest for call in calls])
-        if unknown := [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
-            known = self.answers([calls[place].by_text for place in unknown])
-            for place, answer in zip(unknown, known, strict=True):
-                answers[place] = answer
+        for place, call in enumerate(calls):
+            if isinstance(answers[place], NoScriptError):
+                answers[place : place + 1] = self.answers([call.by_text])
         if self.is_doubtful:
             raise ReadOnlyError(str(next(filter(may_be_replaced, answers))))
         for place, call in enumerate(calls):
@@ -236,9 +219,8 @@ class Connection:
 
     def wait_at_most(self, seconds: float) -> None:
         """How long a step of sending or reading may take from now on; 0: it does not wait."""
-        if seconds != self.step:
-            self.step = seconds
-            self._socket.settimeout(seconds)
+        self.step = seconds
+        self._socket.settimeout(seconds)
 
     @property
     def is_quiet(self) -> bool:
@@ -285,11 +267,21 @@ class Connection:
         self._dialed.disconnect()  # type: ignore[no-untyped-call]
 
     def _next(self) -> Any:
-        """The next answer, or error in its place."""
+        """The next answer, or the error of a command in its place.
+
+        Raises:
+            ConnectionError: the server is about to end, or was just started: nothing is known of the others.
+        """
         while (answer := self._reader.gets()) is _NOTHING:
             self.receive()
         self.unanswered -= 1
-        return answer
+        if not isinstance(answer, Exception):
+            return answer
+        self.is_doubtful |= may_be_replaced(answer)
+        try:
+            return unless_error(answer, ConnectionError)
+        finally:
+            del answer
 
 
 def _as_redis_py_says(error: OSError, doing: str) -> Exception:

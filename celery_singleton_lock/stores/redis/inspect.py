@@ -39,11 +39,7 @@ def held(server: Server, key: str) -> list[Held]:
     Raises:
         ResponseError: what is there is not a lock.
     """
-    ((found, _),) = _looked_up(server, [key])
-    if is_strange(found):
-        raise ResponseError(f"the value at {keyspace.run_key(key)} is not a lock: {found}")
-    holds: list[Held] = unless_error(found)
-    return holds
+    return _held_and_waiters(server, key)[0]
 
 
 def all_held(server: Server, prefix: str) -> Iterator[tuple[str, Held]]:
@@ -57,16 +53,15 @@ def all_held(server: Server, prefix: str) -> Iterator[tuple[str, Held]]:
 
 def inspect(server: Server, key: str) -> KeyState:
     """All that there is of one key."""
-    done = keyspace.done_key(key, "")
+    done = key + keyspace.DONE
     remaining: dict[str, int] = {}
     for names in _named(server, f"{_literally(done)}*"):
         left = server.command_each([("PTTL", name) for name in names])
         remaining.update(zip(names, map(unless_error, left), strict=True))
     latest = sorted(remaining, key=lambda name: remaining[name], reverse=True)[:MOST_RECORDS]
-    ((found, waiters),) = _looked_up(server, [key])
-    shown = unless_error(found)
+    shown, waiters = _held_and_waiters(server, key)
     # A record may hold a return value of some KiB.
-    about = [("GET", keyspace.fence_key(key)), *(("GETRANGE", name, 0, 127) for name in latest)]
+    about = [("GET", key + keyspace.FENCE), *(("GETRANGE", name, 0, 127) for name in latest)]
     fence, *records = server.command_each(about)
     return KeyState(
         tuple(shown),
@@ -78,6 +73,13 @@ def inspect(server: Server, key: str) -> KeyState:
             if isinstance(record, bytes) and remaining[name] > 0
         ),
     )
+
+
+def _held_and_waiters(server: Server, key: str) -> tuple[list[Held], int]:
+    ((found, waiters),) = _looked_up(server, [key])
+    if is_strange(found):
+        raise ResponseError(f"the value at {keyspace.run_key(key)} is not a lock: {found}")
+    return unless_error(found), waiters
 
 
 def agreed(each: Iterable[Iterable[tuple[str, Held]]], quorum: int) -> Iterator[tuple[str, Held]]:
@@ -115,7 +117,7 @@ def merged(states: Sequence[KeyState], quorum: int) -> KeyState:
 
 def entries(server: Server, key: str) -> Iterator[tuple[bytes, int]]:
     """The entries that a ledger knows, and their last runs (0 if that is not a number); some perhaps twice."""
-    for pairs in scanned(server, "HSCAN", keyspace.ledger_key(key)):
+    for pairs in scanned(server, "HSCAN", key + keyspace.LEDGER):
         for entry, last in zip(pairs[::2], pairs[1::2], strict=True):
             yield entry, cleaned.whole(last) or 0
 
@@ -141,7 +143,7 @@ def _looked_up(server: Server, keys: Sequence[str]) -> list[tuple[list[Held] | R
     """
     names = [keyspace.run_key(key) for key in keys]
     each = zip(keys, names, strict=True)
-    asked = [(("GET", name), ("PTTL", name), ("HVALS", keyspace.asked_key(key))) for key, name in each]
+    asked = [(("GET", name), ("PTTL", name), ("HVALS", key + keyspace.ASKED)) for key, name in each]
     time, *answers = server.command_each([("TIME",), *chain.from_iterable(asked)])
     values = dict(zip(names, answers[::3], strict=True))
     sets = [name for name, value in values.items() if is_strange(value)]

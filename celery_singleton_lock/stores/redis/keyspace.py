@@ -1,4 +1,4 @@
-"""The key of a lock, and the keys beside it: their names. `docs/protocol.md` says what each holds.
+"""The key of a lock, and what is added to it for the keys beside it. `docs/protocol.md` says what each holds.
 
 All keys of one lock, and those of one schedule of beat, are in one hash slot of a cluster.
 """
@@ -11,47 +11,35 @@ from itertools import count
 
 from redis.crc import key_slot
 
+#: The highest fencing token that was given out.
+FENCE = ":fence"
+
+#: The waiters: a sorted set, by since when each waits.
+WAITING = ":waiting"
+
+#: When each waiter asked last, and for how many copies: a hash.
+ASKED = ":asked"
+
+#: Before an order (see `Arrival`): its messages, of which only the newest runs: a sorted set, by when they came.
+ORDER = ":order:"
+
+#: Before the name of a process: its mailbox, a list of those of its waiters that are woken. It is named after the first
+#: lock for which the process waits, so that whoever has the rights for its locks has them for this list.
+MAIL = ":mail:"
+
+#: Before the name of a message: what is remembered of it, once it was carried out.
+DONE = ":done:"
+
+#: Before the name of an owner, or of an attempt: a tombstone; that one takes nothing any more.
+TOMBSTONE = ":tombstone:"
+
+#: The hash of what beat has sent.
+LEDGER = ":ledger"
+
 
 def run_key(key: str) -> str:
     """Where a lock is held: a string; or a sorted set, if several may hold it."""
     return key if isinstance(key, PlainKey) else key + ":run"
-
-
-def fence_key(key: str) -> str:
-    """The highest fencing token that was given out."""
-    return key + ":fence"
-
-
-def waiting_key(key: str) -> str:
-    """The waiters: a sorted set, by since when each waits."""
-    return key + ":waiting"
-
-
-def asked_key(key: str) -> str:
-    """When each waiter asked last, and for how many copies: a hash."""
-    return key + ":asked"
-
-
-def order_key(key: str, order: str) -> str:
-    """The messages of an order (see `Arrival`), of which only the newest runs: a sorted set, by when they came."""
-    return key + f":order:{order}"
-
-
-def mailbox_key(key: str, process: str) -> str:
-    """The mailbox of a process: a list of those of its waiters that are woken. It is named after the first lock for
-    which the process waits, so that whoever has the rights for its locks has them for this list.
-    """
-    return key + f":mail:{process}"
-
-
-def done_key(key: str, message: str) -> str:
-    """What is remembered of a message that was carried out."""
-    return key + f":done:{message}"
-
-
-def ledger_key(key: str) -> str:
-    """The hash of what beat has sent."""
-    return key + ":ledger"
 
 
 def journal_key(prefix: str, part: str) -> str:
@@ -68,11 +56,6 @@ def claim_keys(key: str, entries: Iterable[str]) -> list[str]:
 def gone_keys(key: str, entries: Iterable[str]) -> list[str]:
     """The last runs of entries that were just removed."""
     return [key + f":gone:{entry}:" for entry in entries]
-
-
-def tombstone_key(key: str, name: str) -> str:
-    """A tombstone: the owner, or the attempt, of this name takes nothing any more."""
-    return key + f":tombstone:{name}"
 
 
 def _hash_tag(key: str) -> str | None:

@@ -60,7 +60,7 @@ class RedisLedger:
         quorum: int = 1,
     ) -> None:
         self._key = key
-        self._runs = keyspace.ledger_key(key)
+        self._runs = key + keyspace.LEDGER
         self._ask = ask
         self._known = known
         self._quorum = quorum
@@ -81,7 +81,7 @@ class RedisLedger:
         return found
 
     def claim(self, entry: str, last: int, owner: str, *, ttl: float, ceiling: int) -> Refused | None:
-        keys = [self._runs, keyspace.tombstone_key(self._key, owner), *keyspace.claim_keys(self._key, [entry])]
+        keys = [self._runs, self._key + keyspace.TOMBSTONE + owner, *keyspace.claim_keys(self._key, [entry])]
         keys += keyspace.gone_keys(self._key, [entry])
         votes = self._ask(Call(CLAIM, keys, [owner, ms(ttl), ceiling, entry, last]))
         if sent := [vote[1] for vote in votes if vote[0] == Claim.SENT]:
@@ -103,7 +103,7 @@ class RedisLedger:
 
     def unclaim(self, entries: Sequence[str], owner: str) -> None:
         for part in batches(entries):
-            keys = [keyspace.tombstone_key(self._key, owner), *keyspace.claim_keys(self._key, part)]
+            keys = [self._key + keyspace.TOMBSTONE + owner, *keyspace.claim_keys(self._key, part)]
             self._ask(Call(UNCLAIM, keys, [owner, ms(TOMBSTONE_TTL)]))
 
     def _aligned(self, lasts: Mapping[str, int], ceiling: int) -> dict[str, int]:

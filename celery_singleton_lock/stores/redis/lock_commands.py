@@ -85,15 +85,15 @@ def question(request: LockRequest, *, fence_seed: int | str = "", memory_ms: int
         memory_ms: how long a node of a Redlock remembers since when it remembers; 0 to trust it as it is.
     """
     key, holder, given_up, arrival = request.key, request.holder, request.given_up, request.arrival
-    keys = [keyspace.fence_key(key), keyspace.tombstone_key(key, request.owner)]
+    keys = [key + keyspace.FENCE, key + keyspace.TOMBSTONE + request.owner]
     if request.check_finished:
-        keys.append(keyspace.done_key(key, holder.message))
+        keys.append(key + keyspace.DONE + holder.message)
     if request.since or request.waiting or arrival:
-        keys += [keyspace.waiting_key(key), keyspace.asked_key(key)]
+        keys += [key + keyspace.WAITING, key + keyspace.ASKED]
     if arrival:
-        keys.append(keyspace.order_key(key, arrival.order))
+        keys.append(key + keyspace.ORDER + arrival.order)
     keys.append(keyspace.run_key(key))
-    keys += [keyspace.tombstone_key(key, each) for each in given_up]
+    keys += [key + keyspace.TOMBSTONE + each for each in given_up]
     return keys, [
         request.owner,
         holder.json_around_fence(request.ttl),
@@ -162,14 +162,14 @@ def ending(
         repeated: see `Call.again`.
     """
     key = hold.key
-    keys = [keyspace.waiting_key(key), keyspace.asked_key(key)]
+    keys = [key + keyspace.WAITING, key + keyspace.ASKED]
     if record is not None:
-        keys.append(keyspace.done_key(key, record.message))
+        keys.append(key + keyspace.DONE + record.message)
     if reservation is not None:
-        keys.append(keyspace.done_key(key, reservation.holder.message))
+        keys.append(key + keyspace.DONE + reservation.holder.message)
     if frees:
         keys.append(keyspace.run_key(key))
-    keys += [keyspace.tombstone_key(key, each) for each in tombstones]
+    keys += [key + keyspace.TOMBSTONE + each for each in tombstones]
     args: list[object] = [
         value,
         int(wakes),
@@ -201,18 +201,18 @@ def ending(
 
 def refuse(key: str, holder: Holder, record: Record, *, promise: Record | None = None) -> Call:
     """See `Store.refuse`; with a promise, only a node that still has it takes the record in its place."""
-    keys = [keyspace.done_key(key, record.message), keyspace.run_key(key)]
+    keys = [key + keyspace.DONE + record.message, keyspace.run_key(key)]
     copies = holder.kept_as, _beginning_of_copies(holder), holder.retries, holder.replaced
     promised = [] if promise is None else [promise.content]
     return Call(REFUSE, keys, [record.content, ms(record.seconds), *copies, *promised])
 
 
 def recorded(key: str, message: str) -> Call:
-    return Call(REFUSE, [keyspace.done_key(key, message)], [])
+    return Call(REFUSE, [key + keyspace.DONE + message], [])
 
 
 def replace_records(records: Sequence[tuple[str, Record]]) -> Call:
-    keys = [keyspace.done_key(key, record.message) for key, record in records]
+    keys = [key + keyspace.DONE + record.message for key, record in records]
     return Call(REPLACE, keys, [arg for _, record in records for arg in (record.content, ms(record.seconds))])
 
 
@@ -241,7 +241,7 @@ def next_waiter(key: str, leaves: str = "", *, wakes: bool = True) -> Call:
         leaves: the member; '' if none leaves.
         wakes: whether the next one is woken in any case, and not only if this member was.
     """
-    return Call(NEXT, [keyspace.waiting_key(key), keyspace.asked_key(key)], [leaves, int(wakes)])
+    return Call(NEXT, [key + keyspace.WAITING, key + keyspace.ASKED], [leaves, int(wakes)])
 
 
 def push(member: str) -> Call:
@@ -252,7 +252,7 @@ def push(member: str) -> Call:
 
 def look(place: Place, member: str) -> Call:
     """See `Store.look`."""
-    keys = [keyspace.run_key(place.key), keyspace.waiting_key(place.key), keyspace.asked_key(place.key)]
+    keys = [keyspace.run_key(place.key), place.key + keyspace.WAITING, place.key + keyspace.ASKED]
     return Call(LOOK, keys, [member, ms(place.since), place.copies, place.limit])
 
 
@@ -294,7 +294,7 @@ def promise_of(record: Record, seconds: float) -> Record:
 
 def take_back(key: str, record: Record) -> Call:
     """Forget a refusal, or the promise of one."""
-    return Call(TAKE_BACK, [keyspace.done_key(key, record.message)], [record.content])
+    return Call(TAKE_BACK, [key + keyspace.DONE + record.message], [record.content])
 
 
 def values(holds: Sequence[Hold]) -> Call:
@@ -306,7 +306,7 @@ def put_back(holds: Sequence[Hold], values: Mapping[Hold, bytes]) -> Call:
     """Give a node what it has lost: these values, or at least the owners."""
     keys, args = list[str](), list[object]()
     for it in holds:
-        keys += [keyspace.run_key(it.key), keyspace.tombstone_key(it.key, it.owner)]
+        keys += [keyspace.run_key(it.key), it.key + keyspace.TOMBSTONE + it.owner]
         args += [values.get(it, it.owner), ms(it.ttl)]
     return Call(PUT_BACK, keys, args)
 
@@ -314,7 +314,7 @@ def put_back(holds: Sequence[Hold], values: Mapping[Hold, bytes]) -> Call:
 def raise_fence(key: str, owner: str, *, fence: int) -> Call:
     """Raise the counter of fencing tokens to `fence`, if the lock is held there."""
     args = [owner, fence, ms(FENCE_TTL)]
-    return Call(RAISE_FENCE, [keyspace.fence_key(key), keyspace.run_key(key)], args)
+    return Call(RAISE_FENCE, [key + keyspace.FENCE, keyspace.run_key(key)], args)
 
 
 def _ttl_ms(hold: Hold) -> int | str:

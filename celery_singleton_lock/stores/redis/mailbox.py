@@ -7,6 +7,7 @@ can do it. On a Redlock it is pushed on all nodes, and read on one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from celery.utils.log import get_logger
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
@@ -14,6 +15,7 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from celery_singleton_lock import clock
 from celery_singleton_lock.background import BackgroundJob
 from celery_singleton_lock.stores.redis import keyspace
+from celery_singleton_lock.stores.redis.connection import Connection, unless_error
 from celery_singleton_lock.stores.redis.server import Server, words_of
 from celery_singleton_lock.stores.waiters import Mailbox
 
@@ -48,7 +50,7 @@ class RedisMailbox(Mailbox):
         self._key = ""
 
     def member(self, key: str, name: str) -> str:
-        self._key = self._key or keyspace.mailbox_key(key, self.name)
+        self._key = self._key or key + keyspace.MAIL + self.name
         return f"{self._key}|{name}"
 
     def expect(self, key: str, name: str, hear: Callable[[], object]) -> None:
@@ -63,10 +65,12 @@ class RedisMailbox(Mailbox):
             return None
         try:
             server = self._server_of(self._key)
-            with server.connection() as connection:
+
+            def wait(connection: Connection) -> list[Any]:
                 connection.wait_at_most(BLOCKS + server.step)
-                connection.send(("BLPOP", self._key, BLOCKS))
-                found = connection.read()
+                return connection.answers([("BLPOP", self._key, BLOCKS)])
+
+            found = unless_error(server.use(wait)[0])
         except (RedisError, OSError) as error:
             return self._pause(error)
         self._failures = 0

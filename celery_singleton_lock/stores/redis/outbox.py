@@ -47,11 +47,14 @@ class Outbox(Batches[Call]):
         return {key for what, key, _ in [it.name for it in self.in_time()] if what == "free"}
 
     def send_those_of(self, key: str) -> None:
-        """Send those of a lock again, now: what is asked next comes after them.
+        """Send those of a lock again, now: what is asked next comes after them, so that a copy of a message that has
+        ended in this process finds that out, whatever it asks.
 
         Raises:
             RedisError, OSError: no answer, or an error after which another server may answer what is asked next.
         """
+        if not self._waiting:
+            return
         for batch in batches([it for it in self.in_time() if it.name[1] == key], BATCH):
             unless_error(self._sent(batch))
 

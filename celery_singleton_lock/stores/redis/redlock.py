@@ -202,7 +202,8 @@ class RedlockStore(CommonStore):
         A request that was given up may arrive when the next one is under way: neither it nor its undoing may touch what
         the next one has got. So each has an owner of its own, unless no node can have granted the one before.
         """
-        self.mailbox.enrol(request)
+        if request.waiting:
+            self.mailbox.enrol(request)
 
         def enough(answers: Answers) -> float | None:
             votes = Votes(answers, self._nodes, "")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
 
 from redis.backoff import NoBackoff
 from redis.connection import Connection as RedisPyConnection
@@ -27,6 +27,8 @@ from celery_singleton_lock.errors import FOREIGN
 from celery_singleton_lock.stores.redis._redis_py import OF_A_POOL
 from celery_singleton_lock.stores.redis.connection import Connection, Parser, may_be_replaced, unless_error
 from celery_singleton_lock.stores.redis.script import Call, Command
+
+T = TypeVar("T")
 
 #: Seconds that one step (connect, send, read) may take, unless the connection options say less.
 STEP_TIMEOUT = 1.0
@@ -111,8 +113,7 @@ class Server:
 
     def run_each(self, calls: Sequence[Call], *, step: float | None = None) -> list[Any]:
         """Run several scripts in one round trip. See `Connection.run_each`."""
-        with self.connection(step) as connection:
-            return connection.run_each(calls)
+        return self.use(partial(Connection.run_each, calls=calls), step=step)
 
     @property
     def is_of_a_cluster(self) -> bool:
@@ -143,12 +144,22 @@ class Server:
         return unless_error(self.command_each([command])[0])
 
     def command_each(self, commands: Sequence[Command]) -> list[Any]:
-        with self.connection() as connection:
-            return connection.answers(commands)
+        return self.use(partial(Connection.answers, commands=commands))
 
-    def connection(self, step: float | None = None) -> AbstractContextManager[Connection]:
-        """A connection for this thread, given back afterwards unless the conversation broke off."""
-        return _Loan(self, step or self.step)
+    def use(self, converse: Callable[[Connection], T], *, step: float | None = None) -> T:
+        """What a conversation gives, on a connection for this thread, which is kept unless the conversation broke off.
+
+        Raises:
+            RedisError, OSError: no connection, or what the conversation raises.
+        """
+        connection = self.take(step or self.step)
+        try:
+            found = converse(connection)
+        except BaseException as error:
+            self.give_back(connection, error)
+            raise
+        self.give_back(connection, None)
+        return found
 
     def open(self, step: float | None = None) -> Connection:
         """A new connection, for the caller to keep and to close; each of its steps takes at most `step` seconds, and at
@@ -177,7 +188,8 @@ class Server:
             except IndexError:  # Another thread took it.
                 break
             if connection.is_quiet:
-                connection.wait_at_most(step)
+                if connection.step != step:
+                    connection.wait_at_most(step)
                 return connection
             connection.close()
         return self.open(step)
@@ -194,18 +206,3 @@ class Server:
         # after the other, they would use up all tries of a call. Not if this was interrupted.
         if connection.is_doubtful or isinstance(error, (RedisError, OSError)):
             self.close()
-
-
-class _Loan:
-    """A connection in use by one thread."""
-
-    def __init__(self, server: Server, step: float) -> None:
-        self._server = server
-        self._step = step
-
-    def __enter__(self) -> Connection:
-        self._connection = self._server.take(self._step)
-        return self._connection
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._server.give_back(self._connection, error)

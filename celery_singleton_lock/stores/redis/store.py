@@ -135,7 +135,7 @@ class RedisStore(CommonStore):
         call = lock_commands.refuse(key, holder, record)
 
         def ask() -> Held | Record | None:
-            self._send_those_of(key)
+            self._outbox.send_those_of(key)
             return lock_answers.parse_refusal(self._servers.run(call), record.message)
 
         return self._patiently(ask)
@@ -170,8 +170,9 @@ class RedisStore(CommonStore):
 
     def _try(self, request: LockRequest) -> Lease | Held | Record:
         """Ask once; may be repeated after any error."""
-        self._send_those_of(request.key)
-        self.mailbox.enrol(request)
+        self._outbox.send_those_of(request.key)
+        if request.waiting:
+            self.mailbox.enrol(request)
         sent_at, was_late = clock.now(), request.late
         call = lock_commands.acquire(request)
         # Noted before it is sent: an interruption may come between any two lines.
@@ -184,13 +185,6 @@ class RedisStore(CommonStore):
         if isinstance(found, Lease) and not trust.came_in_time(sent_at, request.ttl):
             raise TimeoutError(f"the answer took longer than a third of the ttl of {request.ttl:g} s")
         return found
-
-    def _send_those_of(self, key: str) -> None:
-        """Send what the server has not answered about a lock, before it is asked about that: a copy of a message that
-        has ended in this process finds that out, whatever it asks.
-        """
-        if self._outbox:
-            self._outbox.send_those_of(key)
 
     def _freed_again(self, call: Call) -> Freeing:
         # Gone when the call is repeated: the first one has worked, and only its reply was lost.
@@ -249,7 +243,7 @@ class RedisStore(CommonStore):
 
     def _majority(self, call: Call, *, of: str = "") -> list[Any]:
         def ask() -> Any:
-            self._send_those_of(of)
+            self._outbox.send_those_of(of)
             return self._servers.run(call)
 
         return [self._patiently(ask)]

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.lease import Hold, Lease
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, Reservation
 from celery_singleton_lock.stores.store import Store
 from tests.contract.store_contract.asking import (
     KEY,
     ME,
-    OTHER,
-    PATIENCE,
     TTL,
     ask,
     is_free,
     is_of,
     request,
     taken,
-    waited_for,
 )
-from tests.contract.store_contract.refusals import REFUSED
 from tests.contract.store_contract.waiting import place
 from tests.patience import until
 
@@ -42,15 +37,6 @@ class LimitContract:
         assert len({lease.fence for lease in leases}) == 3
         assert isinstance(ask(store, limit=3), Held)
         assert store.renew(leases, timeout=1) == [True] * 3
-
-    def test_repeated_acquire_does_not_share_the_fence_of_another_holder(self, store: Store) -> None:
-        """The answer to the first request was lost, and another holder has taken a slot since."""
-        owner = new_owner()
-        me = replace(ME, label='of "me"]')
-        first = taken(store, owner, holder=me, limit=2)
-        other = taken(store, limit=2)
-        again = taken(store, owner, holder=me, limit=2)
-        assert first.fence <= again.fence != other.fence
 
     def test_newcomer_finds_what_was_taken_under_a_higher_limit(self, store: Store) -> None:
         leases = [taken(store, holder=Holder(name), limit=3) for name in "abc"]
@@ -73,49 +59,11 @@ class LimitContract:
         assert isinstance(ask(store, holder=ME, limit=limit), Held)
         assert store.renew(leases, timeout=1) == [True] * len(leases)
 
-    def test_old_and_new_workers_of_a_deploy_count_each_other(self, store: Store) -> None:
-        """No execution begins beside more than its own limit allows, whoever began before."""
-        first = taken(store)
-        many = [taken(store, holder=Holder(name), limit=4) for name in "abc"]
-        assert isinstance(ask(store, holder=ME, limit=4), Held)
-        for lease in (first, many[1]):
-            assert isinstance(ask(store, holder=ME, limit=2), Held)
-            assert store.free(lease)
-        assert isinstance(ask(store, holder=ME, limit=2), Held)
-        assert isinstance(ask(store, holder=ME), Held)
-        assert isinstance(ask(store, holder=ME, limit=3), Lease)
-        assert store.renew([many[0], many[2]], timeout=1) == [True, True]
-
     def test_hold_that_ends_by_itself_makes_room_beside_those_that_are_renewed(self, store: Store) -> None:
         short, long = taken(store, limit=2, ttl=1.5), taken(store, holder=ME, limit=2)
         until(lambda: [held.owner for held in store.held(KEY)] == [long.owner], "the short one has ended")
         assert store.renew([short, long], timeout=1) == [False, True]
         assert isinstance(ask(store, holder=Holder("a third"), limit=2), Lease)
-
-    def test_kept_attempts_do_not_wait_for_each_other(self, store: Store) -> None:
-        """The limit was lowered between the attempts of two messages."""
-        messages = [Holder("one"), Holder("two")]
-        for lease in [taken(store, holder=message, limit=2) for message in messages]:
-            following = replace(messages.pop(0), retries=1)
-            store.free(lease, reservation=Reservation(following, TTL))
-            messages.append(following)
-        lease = taken(store, holder=messages[0])
-        assert isinstance(ask(store, holder=messages[1]), Held), "the other one runs"
-        assert isinstance(ask(store, holder=ME), Held)
-        store.free(lease)
-        assert isinstance(ask(store, holder=ME), Held), "the lock is kept"
-        assert isinstance(ask(store, holder=messages[1]), Lease)
-
-    def test_kept_attempt_waits_for_a_task_whose_lock_was_taken_away(self, store: Store) -> None:
-        """By an operator, after the limit was lowered: that task still runs."""
-        following = replace(ME, retries=3)
-        running, lease = taken(store, limit=2), taken(store, holder=ME, limit=2)
-        store.free(lease, reservation=Reservation(following, TTL))
-        nobody = OTHER.taken_away("worker@host")
-        store.free(running, reservation=Reservation(nobody, TTL))
-        assert isinstance(ask(store, holder=following), Held)
-        assert store.free(Hold(KEY, nobody.reserved_as, ttl=TTL))
-        assert isinstance(ask(store, holder=following), Lease)
 
     def test_message_does_not_run_beside_itself(self, store: Store) -> None:
         others = [taken(store, holder=Holder(name), limit=3) for name in "ab"]
@@ -160,26 +108,9 @@ class LimitContract:
         assert store.free(lease)
         assert is_free(store), "nothing is left of the reservation"
 
-    def test_waiter_gets_its_turn(self, store: Store) -> None:
-        leases = [taken(store, holder=Holder(name), limit=2) for name in "ab"]
-        asked = request(waiting=True)
-        assert isinstance(store.acquire(asked), Held)
-        with store.waiter(asked) as waiter:
-            store.free(leases[0])
-            assert isinstance(waiter.wait(0.1), Held)
-            store.free(leases[1])
-            assert isinstance(waited_for(waiter), Lease)
-
     def test_raised_limit_has_room_at_once(self, store: Store) -> None:
         taken(store)
         assert isinstance(ask(store, holder=ME, limit=2), Lease)
-
-    def test_given_up_owner_is_freed_beyond_the_limit(self, store: Store) -> None:
-        first, ghost = taken(store, limit=2), taken(store, holder=ME, limit=2)
-        store.free(first)
-        lease = taken(store, holder=ME, given_up=[ghost.owner])
-        assert store.free(lease)
-        assert is_free(store)
 
     def test_hold_beyond_the_limit_can_be_freed(self, store: Store) -> None:
         first, _ = taken(store, limit=2), taken(store, limit=2, holder=ME)
@@ -188,32 +119,6 @@ class LimitContract:
         assert isinstance(met, Held)
         assert store.free(met.hold(KEY, ttl=TTL, limit=1))
         assert isinstance(ask(store), Lease)
-
-    def test_place_of_an_abandoned_owner_is_free(self, store: Store) -> None:
-        leases = [taken(store, holder=Holder(name), limit=3) for name in "abc"]
-        store.abandon(Hold(KEY, leases[1].owner, ttl=TTL, limit=3))
-        assert isinstance(ask(store, limit=3), Lease)
-        assert not is_free(store, 3)
-
-    def test_all_holds_that_were_given_up_are_freed(self, store: Store) -> None:
-        taken(store, limit=3)
-        ghosts = [taken(store, holder=Holder(name), limit=3).owner for name in "ab"]
-        taken(store, holder=ME, limit=3, given_up=ghosts)
-        assert isinstance(ask(store, limit=3, holder=Holder("c")), Lease)
-        assert not is_free(store, 3)
-
-    def test_message_that_runs_beyond_the_limit_is_not_refused(self, store: Store) -> None:
-        taken(store, limit=2)
-        taken(store, holder=replace(ME, pid=1), limit=2)
-        assert isinstance(store.refuse(KEY, ME, REFUSED), Held)
-
-    def test_waiter_gets_the_place_that_was_freed(self, store: Store) -> None:
-        pair = [taken(store, limit=2, holder=Holder(name)) for name in "ab"]
-        with place(store, limit=2) as waiter:
-            threading.Timer(0.05, store.free, [pair[1]]).start()
-            found = waited_for(waiter)
-        assert isinstance(found, Lease)
-        assert store.renew([pair[0], found], timeout=1) == [True, True]
 
     def test_places_that_are_freed_at_once_wake_a_waiter_each(self, store: Store) -> None:
         leases = [taken(store, holder=Holder(name), limit=2) for name in "ab"]
@@ -227,22 +132,9 @@ class LimitContract:
         for waiter in waiters:
             store.mailbox.forget(waiter.name)
 
-    def test_each_waiter_gets_a_place_that_was_freed_before_it_waited(self, store: Store) -> None:
-        """Between being refused and waiting."""
-        pair = [taken(store, limit=2, holder=Holder(name)) for name in "ab"]
-        asked = [request(owner=new_owner(), holder=Holder(name), waiting=True, limit=2) for name in "cd"]
-        assert all(isinstance(store.acquire(each), Held) for each in asked)
-        assert all(store.free(lease) for lease in pair)
-        for each in asked:
-            with store.waiter(each) as waiter:
-                began = clock.now()
-                assert isinstance(waiter.wait(PATIENCE), Lease)
-                assert clock.now() - began < PATIENCE / 2
-
-    def test_message_that_runs_beside_others_is_not_refused(self, store: Store) -> None:
-        for number in range(2):
-            taken(store, holder=Holder(f"task-{number}"), limit=3)
-        lease = taken(store, holder=replace(ME, pid=1), limit=3)
-        assert is_of(store.refuse(KEY, ME, REFUSED), lease)
-        store.free(lease)
-        assert isinstance(ask(store, holder=ME, check_finished=True, limit=3), Lease), "nothing is left of the refusal"
+    def test_all_holds_that_were_given_up_are_freed(self, store: Store) -> None:
+        taken(store, limit=3)
+        ghosts = [taken(store, holder=Holder(name), limit=3).owner for name in "ab"]
+        taken(store, holder=ME, limit=3, given_up=ghosts)
+        assert isinstance(ask(store, limit=3, holder=Holder("c")), Lease)
+        assert not is_free(store, 3)

@@ -69,16 +69,6 @@ class NewestContract:
         assert (found.by, found.owner) == ("third", "")
         assert isinstance(come(store, THIRD), Lease)
 
-    def test_newcomer_that_finds_the_lock_free_supersedes_waiting_messages(self, store: Store) -> None:
-        running = come(store, FIRST)
-        come(store, SECOND)
-        assert isinstance(running, Lease)
-        store.free(running)
-        following = come(store, THIRD)
-        assert isinstance(following, Lease)
-        store.free(following)
-        assert isinstance(come(store, SECOND), Superseded)
-
     def test_another_task_under_the_same_lock_supersedes_nobody(self, store: Store) -> None:
         """Another task does other work."""
         running = come(store, FIRST)
@@ -117,29 +107,6 @@ class NewestContract:
             assert isinstance(come(store, SECOND), Superseded)
             assert type(come(store, THIRD)) is Held
 
-    def test_copy_of_the_running_message_is_neither_a_newcomer_nor_superseded(self, store: Store) -> None:
-        come(store, FIRST)
-        come(store, SECOND)
-        found = come(store, FIRST)
-        assert type(found) is Held
-        assert found.holder == FIRST
-        assert type(come(store, SECOND)) is Held
-
-    def test_killed_message_is_superseded(self, store: Store) -> None:
-        running = come(store, FIRST)
-        come(store, SECOND)
-        assert isinstance(running, Lease)
-        store.abandon(running)
-        assert isinstance(come(store, FIRST), Superseded)
-        assert isinstance(come(store, SECOND), Lease)
-
-    def test_retry_is_not_a_newcomer(self, store: Store) -> None:
-        running = come(store, FIRST)
-        come(store, SECOND)
-        assert isinstance(running, Lease)
-        store.free(running)
-        assert isinstance(come(store, replace(FIRST, retries=1, pid=0)), Superseded)
-
     def test_retry_has_the_lock_that_was_kept_for_it(self, store: Store) -> None:
         running, following = come(store, FIRST), replace(FIRST, retries=1, pid=0)
         come(store, SECOND)
@@ -147,13 +114,6 @@ class NewestContract:
         store.free(running, reservation=Reservation(following, TTL))
         assert type(come(store, SECOND)) is Held
         assert isinstance(come(store, following), Lease)
-
-    def test_finished_message_is_not_superseded(self, store: Store) -> None:
-        running = come(store, FIRST)
-        assert isinstance(running, Lease)
-        store.free(running, record=Record(FIRST.message, b"over", TTL))
-        come(store, SECOND)
-        assert isinstance(come(store, FIRST, check_finished=True), Record)
 
     def test_numbers_give_the_order_if_the_store_has_forgotten_it(self, store: Store) -> None:
         """As after a restart without memory: the messages carry their numbers."""
@@ -164,18 +124,6 @@ class NewestContract:
         running = come(store, THIRD, third.arrived)
         assert isinstance(running, Lease)
         assert isinstance(come(store, SECOND, second.arrived), Superseded)
-
-    def test_messages_of_other_policies_are_not_in_the_order(self, store: Store) -> None:
-        running = come(store, FIRST)
-        come(store, SECOND)
-        assert type(ask(store, holder=THIRD)) is Held
-        assert isinstance(running, Lease)
-        store.free(running)
-        other = taken(store, holder=THIRD)
-        found = come(store, SECOND)
-        assert type(found) is Held
-        store.free(other)
-        assert isinstance(come(store, SECOND), Lease)
 
     def test_holder_learns_for_which_task_it_must_stop(self, store: Store) -> None:
         first, second, third = STOPPABLE
@@ -190,30 +138,6 @@ class NewestContract:
         assert type(come(store, third, stops=True)) is Held
         assert told(store, running) == "second"
 
-    def test_newest_gets_the_lock_when_the_holder_frees_it(self, store: Store) -> None:
-        first, second, third = STOPPABLE
-        running = come(store, first, stops=True)
-        come(store, second, stops=True)
-        come(store, third, stops=True)
-        assert isinstance(running, Lease)
-        store.free(running)
-        assert isinstance(come(store, second, stops=True), Superseded)
-        following = come(store, third, stops=True)
-        assert isinstance(following, Lease)
-        assert told(store, following) is None
-
-    def test_older_message_stops_nobody(self, store: Store) -> None:
-        first, second, third = STOPPABLE
-        running = come(store, first, stops=True)
-        assert isinstance(running, Lease)
-        store.free(running)
-        come(store, second, stops=True)
-        following = come(store, third, stops=True)
-        assert type(following) is Held
-        assert isinstance(come(store, first, stops=True), Superseded)
-        assert following.holder is not None
-        assert (following.holder.task_id, following.holder.superseded_by) == ("second", "third")
-
     def test_holder_of_another_order_is_not_stopped(self, store: Store) -> None:
         """A holder of another task, or without an order, or with another policy: the newcomer waits."""
         second, other = STOPPABLE[1], replace(THIRD, order=Arrival(None, TTL, "another one").order)
@@ -225,30 +149,6 @@ class NewestContract:
             assert found.holder.superseded_by is None
             assert told(store, running) is None
             store.free(running)
-
-    def test_message_that_stops_nobody_only_waits(self, store: Store) -> None:
-        first, second, _ = STOPPABLE
-        running = come(store, first, stops=True)
-        come(store, second)
-        assert isinstance(running, Lease)
-        assert told(store, running) is None
-
-    def test_copy_of_the_holder_does_not_stop_it(self, store: Store) -> None:
-        first = STOPPABLE[0]
-        running = come(store, first, stops=True)
-        assert type(come(store, first, stops=True)) is Held
-        assert isinstance(running, Lease)
-        assert told(store, running) is None
-
-    def test_holder_that_asks_again_must_still_stop(self, store: Store) -> None:
-        first, second, _ = STOPPABLE
-        running = come(store, first, stops=True)
-        come(store, second, stops=True)
-        assert isinstance(running, Lease)
-        again = come(store, first, owner=running.owner, stops=True)
-        assert isinstance(again, Lease)
-        assert again.fence == running.fence
-        assert told(store, again) == "second"
 
     def test_holder_with_a_label_learns_that_it_must_stop(self, store: Store) -> None:
         running = come(store, replace(STOPPABLE[0], label='tenant [7], "x"]]'), stops=True)
@@ -267,39 +167,3 @@ class NewestContract:
         assert newest.fence > running.fence
         assert isinstance(come(store, following, stops=True), Superseded)
         assert told(store, newest) is None
-
-    def test_newest_waits_for_a_reservation_beside_a_running_task(self, store: Store) -> None:
-        """The running task may have a higher limit, under the same name."""
-        first, second, _ = STOPPABLE
-        running, following = come(store, first, stops=True), replace(first, retries=1, pid=0)
-        assert isinstance(running, Lease)
-        beside = taken(store, holder=THIRD, limit=2)
-        store.free(running, reservation=Reservation(following, TTL / 2))
-        assert type(come(store, second, stops=True)) is Held
-        store.free(beside)
-        assert isinstance(come(store, second, stops=True), Lease)
-
-    def test_reservation_for_an_older_message_is_freed_when_that_comes(self, store: Store) -> None:
-        """The newest came before the lock was reserved."""
-        first, second, _ = STOPPABLE
-        running, following = come(store, first, stops=True), replace(first, retries=1, pid=0)
-        come(store, second, stops=True)
-        assert isinstance(running, Lease)
-        store.free(running, reservation=Reservation(following, TTL))
-        assert isinstance(come(store, following, stops=True), Superseded)
-        assert isinstance(come(store, second, stops=True), Lease)
-
-    def test_newest_waits_for_reservations_of_others(self, store: Store) -> None:
-        first, second, _ = STOPPABLE
-        running = come(store, first, stops=True)
-        assert isinstance(running, Lease)
-        store.free(running, reservation=Reservation(FIRST, TTL))
-        assert type(come(store, second, stops=True)) is Held
-
-    def test_same_owner_asks_again_for_what_it_has(self, store: Store) -> None:
-        running = come(store, FIRST)
-        come(store, SECOND)
-        assert isinstance(running, Lease)
-        again = come(store, FIRST, owner=running.owner)
-        assert isinstance(again, Lease)
-        assert again.fence == running.fence

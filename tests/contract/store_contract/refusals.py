@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
-from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, Record, Reservation
 from celery_singleton_lock.stores.store import Store
-from tests.contract.store_contract.asking import KEY, ME, OTHER, PATIENCE, TTL, ask, is_of, taken
+from tests.contract.store_contract.asking import KEY, ME, OTHER, TTL, ask, is_of, taken
 
 REFUSED = Record(ME.message, b"refused by a", 60.0)
 
@@ -63,32 +60,3 @@ class RefusalContract:
     def test_other_messages_may_run_meanwhile(self, store: Store, other: Holder) -> None:
         taken(store, holder=other)
         assert store.refuse(KEY, ME, REFUSED) is None
-
-    def test_of_two_copies_one_refuses_or_runs(self, store: Store) -> None:
-        found: list[object] = []
-        start = threading.Barrier(2)
-
-        def run(me: Holder) -> None:
-            start.wait()
-            with suppress(LockUnavailable):  # No majority: on a Redlock, nobody may win.
-                found.append(ask(store, holder=me, check_finished=True))
-
-        def refuse(me: Holder) -> None:
-            start.wait()
-            with suppress(LockUnavailable):
-                found.append(store.refuse(KEY, me, Record(me.message, b"refused", 60.0)))
-
-        for number in range(10):
-            found.clear()
-            threads = [threading.Thread(target=each, args=[Holder(f"task-{number}")]) for each in (run, refuse)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(PATIENCE)
-            leases = [it for it in found if isinstance(it, Lease)]
-            assert len(leases) + found.count(None) <= 1, found
-            assert None in found or not any(isinstance(it, Record) for it in found), (
-                "a refusal was found, though nobody refused"
-            )
-            for lease in leases:
-                store.free(lease)

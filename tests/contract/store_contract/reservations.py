@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 
-from celery_singleton_lock import clock
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, Record, Reservation
@@ -13,15 +11,12 @@ from celery_singleton_lock.stores.store import Store
 from tests.contract.store_contract.asking import (
     KEY,
     ME,
-    PATIENCE,
     SHORT,
     TTL,
     ask,
     is_free,
-    request,
     taken,
     until_free,
-    waited_for,
 )
 
 NEXT = Holder("my-task", 3)
@@ -65,22 +60,6 @@ class ReservationContract:
         taken(store)
         assert not store.free(lease, reservation=Reservation(NEXT, TTL))
         assert isinstance(ask(store, holder=NEXT), Held)
-
-    def test_next_attempt_that_waits_is_woken(self, store: Store) -> None:
-        lease, found = taken(store, holder=ME), []
-        asked = request(holder=NEXT, waiting=True)
-        assert isinstance(store.acquire(asked), Held)
-
-        def wait() -> None:
-            with store.waiter(asked) as waiter:
-                found.append(waited_for(waiter))
-
-        waits = threading.Thread(target=wait)
-        waits.start()
-        clock.sleep(SHORT / 2)
-        store.free(lease, reservation=Reservation(NEXT, TTL))
-        waits.join(PATIENCE)
-        assert isinstance(found[0], Lease)
 
     def test_nothing_is_reserved_for_a_message_that_was_carried_out_meanwhile(self, store: Store) -> None:
         """The lock was freed late: the message has ended in another way, and does not come again."""

@@ -90,18 +90,6 @@ class WaitingContract:
             assert isinstance(waited_for(waiter), Record)
         assert is_free(store)
 
-    def test_one_that_is_about_to_wait_gets_the_lock_of_a_waiter_that_leaves(self, store: Store) -> None:
-        """As that one was woken."""
-        first, asked = taken(store), request(holder=Holder("next"), waiting=True)
-        with place(store) as leaving:
-            assert isinstance(leaving.wait(0.05), Held)
-            assert isinstance(store.acquire(asked), Held)
-            store.free(first)
-        with store.waiter(asked) as waiter:
-            began = clock.now()
-            assert isinstance(waiter.wait(PATIENCE), Lease)
-            assert clock.now() - began < PATIENCE / 2
-
     def test_waiter_is_woken_long_before_the_lease_would_end(self, store: Store) -> None:
         lease, got = taken(store), []
         waits = threading.Thread(target=lambda: got.append(until_free(store)))
@@ -111,23 +99,6 @@ class WaitingContract:
         waits.join(PATIENCE)
         assert got[0].fence > lease.fence
         assert clock.now() - began < 2.5
-
-    def test_every_waiter_gets_its_turn(self, store: Store) -> None:
-        lease, got = taken(store), []
-
-        def wait() -> None:
-            mine = until_free(store)
-            got.append(mine.fence)
-            store.free(mine)
-
-        waiters = [threading.Thread(target=wait) for _ in range(8)]
-        for waiter in waiters:
-            waiter.start()
-        store.free(lease)
-        for waiter in waiters:
-            waiter.join(PATIENCE)
-        assert len(got) == 8
-        assert got == sorted(got)
 
     def test_first_come_first_served(self, store: Store) -> None:
         lease = taken(store)

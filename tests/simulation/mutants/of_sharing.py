@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     _run(
         "a run that a newer message stops learns of it within a second",
-        old="every=STOPPED_WITHIN if it.stops_for_newer else math.inf,",
+        old="every=STOPPED_WITHIN if it.holder.order else math.inf,",
         new="every=math.inf,",
     ),
     _run(

@@ -35,18 +35,6 @@ def ltrim(server: Any, args: list[bytes]) -> Any:
     return OK
 
 
-@command("LREM", 4)
-def lrem(server: Any, args: list[bytes]) -> int:
-    if numbers.integer(args[1]) != 0:
-        raise UnknownCommand("LREM of some")
-    found = server.typed(args[0], list)
-    if found is None or not (count := found.count(args[2])):
-        return 0
-    found[:] = [each for each in found if each != args[2]]
-    server.changed(args[0])
-    return count
-
-
 def _within(start: int, end: int, length: int) -> tuple[int, int]:
     """A Redis range as a Python slice; its ends may count from the end."""
     start, end = max(start + length if start < 0 else start, 0), end + length if end < 0 else end
@@ -142,11 +130,6 @@ def zadd(server: Any, args: list[bytes]) -> Any:
 def zscore(server: Any, args: list[bytes]) -> Any:
     score = (server.typed(args[0], Scores) or {}).get(args[1])
     return None if score is None else shown(score)
-
-
-@command("ZCOUNT", 4)
-def zcount(server: Any, args: list[bytes]) -> Any:
-    return len(_between(server, args))
 
 
 @command("ZREMRANGEBYSCORE", 4)

@@ -67,18 +67,6 @@ def getrange(server: Any, args: list[bytes]) -> Any:
     return text[start : end + 1]
 
 
-@command("STRLEN", 2)
-def strlen(server: Any, args: list[bytes]) -> Any:
-    return len(server.typed(args[0], bytes) or b"")
-
-
-@command("APPEND", 3)
-def append(server: Any, args: list[bytes]) -> Any:
-    text = (server.typed(args[0], bytes) or b"") + args[1]
-    server.put(args[0], text, server.dataset.ends_at.get(args[0]))
-    return len(text)
-
-
 @command("EXISTS", -2, every)
 def exists(server: Any, args: list[bytes]) -> Any:
     lookup = server.lookup

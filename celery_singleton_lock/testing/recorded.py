@@ -1,6 +1,4 @@
-"""For tests: locks in memory that record what happens to them, and a lock to run into.
-
-The locks of one test are empty at first, and gone afterwards.
+"""Locks for one test: in memory, empty at first, gone afterwards. Everything that happens to them is recorded.
 
 They replace the locks of every app in the process, so a test need not know which app runs its task: a task of
 `@shared_task` runs in whatever app is current.
@@ -27,8 +25,6 @@ from celery_singleton_lock.options.task import options_for
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import Held, LockRequest
 from celery_singleton_lock.stores.store import Store
-
-__all__ = ["LockEvent", "RecordedLocks", "hold_lock", "memory_locks"]
 
 #: The events of a lock, and their signals.
 _SIGNALS = {
@@ -196,7 +192,7 @@ def memory_locks() -> Iterator[RecordedLocks]:
     """
     with runtime.in_memory() as store:
         locks = RecordedLocks(store)
-        records = {what: partial(locks._record, what) for what in _SIGNALS}
+        records = {what: partial(locks._record, what) for what in _SIGNALS}  # noqa: SLF001 - of this module
         for what, signal in _SIGNALS.items():
             signal.connect(records[what], weak=False)
         try:
