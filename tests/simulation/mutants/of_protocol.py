@@ -27,11 +27,6 @@ MUTANTS = (
         new="GIVE_UP_BEFORE = -1 / 6",
     ),
     _trust(
-        "a lease is renewed in time",
-        old="RENEW_AFTER = 1 / 3",
-        new="RENEW_AFTER = 1.1",
-    ),
-    _trust(
         "each step of a renewal is bounded",
         old="return min(MAX_STEP, ttl * STEP_SHARE)",
         new="return 1000.0",
