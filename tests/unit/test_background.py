@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from celery_singleton_lock.background import BackgroundJob
+from celery_singleton_lock.background import BackgroundJob, logger
 from tests.patience import LIMIT, until
 
 
@@ -68,3 +68,21 @@ def test_no_thread_is_started_while_the_interpreter_ends(monkeypatch: pytest.Mon
     monkeypatch.setattr("sys.is_finalizing", lambda: True)
     it.schedule()
     assert it._thread is None
+
+
+def test_log_that_fails_ends_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter of the user's may do so; whoever depends on the thread has nobody else."""
+    calls: list[None] = []
+
+    def work() -> None:
+        calls.append(None)
+        if len(calls) == 1:
+            raise MemoryError
+
+    def fail(*_: object) -> bool:
+        raise RuntimeError("no log")
+
+    monkeypatch.setattr("celery_singleton_lock.background.RETRY_AFTER", 0.01)
+    monkeypatch.setattr(logger, "filters", [fail])
+    BackgroundJob("a", work).schedule()
+    until(lambda: len(calls) == 2)
