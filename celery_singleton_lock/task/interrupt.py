@@ -10,7 +10,8 @@ prefork child that goes on after its grace is killed. In the other pools that wo
 worker only logs it, as critical.
 
 When the body has ended, whatever else would interrupt its message comes too late, and is dropped: a soft time limit,
-which is a signal, too. So what follows the body is written once, as if nothing could interrupt it.
+which is a signal, too. So what follows the body is written once, as if nothing could interrupt it. Within the body of
+another task, it may be meant for that one, and comes again when the inner one has ended (`pass_on`).
 
 Protocol: `docs/protocol.md`, section 5.
 """
@@ -155,6 +156,8 @@ class _BySignal(_Way):
         self._previous: Any = None
         #: The last request whose message is not to be interrupted any more.
         self._protected: Callable[[], RequestLike | None] = lambda: None
+        #: Whether a signal was kept from an inner task that may be meant for an outer one.
+        self._is_held_back = False
 
     def enter(self, body: Body) -> None:
         self._listen()
@@ -168,6 +171,11 @@ class _BySignal(_Way):
     def protect(self, request: RequestLike) -> None:
         self._listen()
         self._protected = ref(request)
+
+    def pass_on(self) -> None:
+        if self._is_held_back and threading.current_thread() is threading.main_thread():
+            self._is_held_back = False
+            signal.raise_signal(_SIGNAL)
 
     def _listen(self) -> None:
         current = signal.getsignal(_SIGNAL)
@@ -188,6 +196,7 @@ class _BySignal(_Way):
         protected, task = self._protected(), current_task()
         if protected is not None and task is not None and innermost_request(task) is protected:
             logger.debug("task %s has ended: an interruption comes too late", task.name)
+            self._is_held_back = bool(protected.is_eager)
             return
         if callable(self._previous):
             self._previous(signum, frame)
@@ -252,6 +261,11 @@ def protect(request: RequestLike) -> None:
     """
     if _way_of_this_thread() is _by_signal:
         _by_signal.protect(request)
+
+
+def pass_on() -> None:
+    """An inner task has ended: the soft time limit of an outer one strikes now if it came after the inner body."""
+    _by_signal.pass_on()
 
 
 def _way_of_this_thread() -> _Way:

@@ -41,7 +41,7 @@ from celery_singleton_lock.options.task import (
 )
 from celery_singleton_lock.options.words import wrong_in_call
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task import entrance, header, queue_lock, sending
+from celery_singleton_lock.task import entrance, header, interrupt, queue_lock, sending
 from celery_singleton_lock.task.message import Message, RequestLike, TaskLock
 from celery_singleton_lock.task.queue_lock import OF_EACH_MESSAGE, Queued
 from celery_singleton_lock.task.run import run_under_lock
@@ -234,7 +234,10 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     ) -> Any:
         """Like Celery's, under the lock; `singleton_lock` as for `apply_async`."""
         self._add_call(singleton_lock, options, applied=True)
-        return super().apply(args, kwargs, *rest, **options)
+        try:
+            return super().apply(args, kwargs, *rest, **options)
+        finally:
+            interrupt.pass_on()
 
     def signature_from_request(
         self, request: Any = None, args: Any = None, kwargs: Any = None, queue: Any = None, **options: Any
