@@ -94,8 +94,9 @@ class Body:
         while True:
             try:
                 with _mutex.lock:
-                    self._running = False
+                    # First: what is on its way must find a body that runs, or one that is protected.
                     self._way.leave(self)
+                    self._running = False
                 return
             except Aborted:
                 # It was on its way when the body ended. Now that it has arrived, no other can follow.
