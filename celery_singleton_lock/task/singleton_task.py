@@ -277,11 +277,10 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         if self.is_builtin:
             return (super().__call__ if request.called_directly else self._body())(*args, **kwargs)
         turn = turn_of(request)
-        if request.called_directly or turn.in_body is not None:
-            if (sender := entrance.map_item_of()) is not None:
-                return entrance.call_item(self, sender, self._body(), args, kwargs)
-            if request.called_directly or turn.in_body or turn.lease is not None:
-                return super().__call__(*args, **kwargs)
+        if (sender := entrance.map_item_of()) is not None:
+            return entrance.call_item(self, sender, self._body(), args, kwargs)
+        if request.called_directly or turn.in_body or turn.lease is not None:
+            return super().__call__(*args, **kwargs)
         turn.in_body = False
         message = turn.delivered(request)
         if message.is_plain or (brought := queue_lock.brought_by(self, message)) is None:
