@@ -18,6 +18,7 @@ from celery_singleton_lock.options.rules import MAX_TTL, MIN_TTL, REPLACE, WHILE
 from celery_singleton_lock.options.task import options_for
 from celery_singleton_lock.rehearsal.faults import FAULTS, perform
 from celery_singleton_lock.rehearsal.scene import Outcome, Play, RehearsalFailed
+from celery_singleton_lock.rehearsal.witness import without_limits
 from celery_singleton_lock.runtime import Runtime
 
 _ROW = "{:<15}{:<6}{:<10}{:<10}{}"
@@ -52,7 +53,7 @@ def rehearsal(ctx: click.Context, words: tuple[str, ...], **given: Any) -> None:
     """Run a call of TASK under faults, and report what held: overlaps, runs, recovery. Use it on staging.
 
     The task really runs, several times for each fault, on workers that are started for it, with separate queues and
-    keys. Only these workers are killed. Each run lasts, under its lock, until its fault is over.
+    keys. Only these workers are killed. Each run waits, under its lock, until its fault is over.
 
     The exit status is 1 if a promise was not kept, otherwise 0.
     """
@@ -60,8 +61,7 @@ def rehearsal(ctx: click.Context, words: tuple[str, ...], **given: Any) -> None:
     with command.runtime_of(ctx) as runtime:
         play = _play(ctx, runtime, words, given)
         if not given["yes"]:
-            runs = play.calls + 2 * (len(names) - 1)
-            effort = f"Run {play.task.name} about {runs} times, with all its effects"
+            effort = f"Run {play.task.name} about {2 * len(names)} times, with all its effects"
             click.confirm(
                 cleaned.line(f"{effort}, on separate workers, which are killed meanwhile?"), abort=True, err=True
             )
@@ -79,31 +79,26 @@ def rehearsal(ctx: click.Context, words: tuple[str, ...], **given: Any) -> None:
 def _play(ctx: click.Context, runtime: Runtime, words: Sequence[str], given: dict[str, Any]) -> Play:
     app, settings = ctx.obj.app, runtime.settings
     task, args, kwargs = target.call_of(app, words)
-    if not settings.enabled:
-        raise click.ClickException("singleton_lock_enabled is False: there is no lock to rehearse")
-    if app.conf.task_always_eager:
-        raise click.ClickException("task_always_eager is True: no worker would run the task")
-    if not hasattr(os, "killpg"):
-        raise click.ClickException("workers cannot be killed with their processes on this platform")
-    # Its runs last until the fault is over.
-    attributes: dict[str, Any] = {"time_limit": None, "soft_time_limit": None}
-    if given["ttl"] is not None:
-        attributes["lock_ttl"] = given["ttl"]
-    if options_for(task, settings).on_conflict == REPLACE:
-        attributes["on_conflict"] = "rerun"  # Each run must be seen to its end.
-    task.__dict__.update(attributes)
-    options = options_for(task, settings)
-    if options.scope != WHILE_EXECUTING:
-        raise click.ClickException(
-            f"lock_scope of {task.name} is {options.scope!r}: only a lock that begins with the run can be rehearsed"
-        )
-    name = ctx.find_root().params.get("app")
+    ttl = given["ttl"] or options_for(task, settings).ttl
+    task.__dict__.update(without_limits(ttl))
+    options, name = options_for(task, settings), ctx.find_root().params.get("app")
+    for cannot, why in (
+        (not settings.enabled, "singleton_lock_enabled is False: there is no lock to rehearse"),
+        (app.conf.task_always_eager, "task_always_eager is True: no worker would run the task"),
+        (not hasattr(os, "killpg"), "workers cannot be killed with their processes on this platform"),
+        (
+            options.scope != WHILE_EXECUTING,
+            f"lock_scope of {task.name} is {options.scope!r}: only a lock that begins with the run can be rehearsed",
+        ),
+        (options.limit > 1, f"lock_limit of {task.name} is {options.limit}: its runs may overlap"),
+        (options.on_conflict == REPLACE, f"on_conflict of {task.name} is {REPLACE!r}: its calls stop each other"),
+    ):
+        if cannot:
+            raise click.ClickException(why)
     return Play(
         task=task,
         send=partial(task.apply_async, args, kwargs),
-        attributes=attributes,
-        options=options,
-        runtime=runtime,
+        ttl=ttl,
         celery=("-A", name) if isinstance(name, str) else (),
         pool=given["pool"] or pool_name(app.conf.worker_pool),
         patience=given["timeout"],
@@ -119,6 +114,6 @@ def _shown(outcome: Outcome, as_json: bool) -> bool | None:
     recovery = "-" if outcome.recovery is None else f"{outcome.recovery:.1f} s"
     counts = ("-", "-") if outcome.kept is None else (outcome.runs, outcome.overlaps)
     click.echo(_ROW.format(outcome.fault, *counts, recovery, click.style(verdict, fg=color)))
-    for text in (outcome.words, *outcome.broken, *outcome.notes):
+    for text in (FAULTS[outcome.fault][0], *outcome.broken, *outcome.notes):
         command.say(f"    {text}")
     return outcome.kept

@@ -30,27 +30,21 @@ def perform(play: Play, name: str) -> Outcome:
         RehearsalFailed: the workers do not start, or the task does not run.
         LockUnavailable: the lock server does not answer.
     """
-    words, act = FAULTS[name]
-    outcome = Outcome(name, words)
+    outcome = Outcome(name)
     if name == "killed" and play.pool != "prefork":
         outcome.notes.append(f"the {play.pool} pool has no process for each task that could be killed")
         return outcome
     with TemporaryDirectory(prefix="rehearsal-") as directory, closing(Scene(play, outcome, Path(directory))) as scene:
         scene.start()
-        act(scene)
+        FAULTS[name][1](scene)
         scene.judge()
     return outcome
 
 
 def _together(it: Scene) -> None:
-    limit, notes = it.play.options.limit, it.outcome.notes
-    for number in range(it.play.calls):
-        it.send(number % 2)
+    for number in range(2):
+        it.send(number)
     it.expect(it.until(lambda: it.seen("began")), "none of the calls ran")
-    if "on_conflict" in it.play.attributes:
-        notes.append("on_conflict is 'replace', and rehearsed as 'rerun': its calls wait for each other")
-    if limit >= it.play.calls:
-        notes.append(f"lock_limit is {limit}: {it.play.calls} calls do not fill it")
     it.until(lambda: all(it.seen("met", task_id) for task_id in it.messages), GRACE)
     clock.sleep(GRACE)
 
@@ -59,13 +53,13 @@ def _kill_child(it: Scene) -> None:
     task = it.play.task
     comes_again = (task.acks_late and task.reject_on_worker_lost) or getattr(task, "retry_on_worker_lost", False)
     lost = "" if comes_again else _LOST.format("acks_late=True and reject_on_worker_lost=True")
-    _kill(it, lambda run: os.kill(run.pid, signal.SIGKILL), min(it.play.options.ttl, NOTICED_IN), lost)
+    _kill(it, lambda run: os.kill(run.pid, signal.SIGKILL), min(it.play.ttl, NOTICED_IN), lost)
 
 
 def _kill_worker(it: Scene) -> None:
     later = "the broker delivers the killed call again in its own time, which is not awaited"
     lost = later if it.play.task.acks_late else _LOST.format("acks_late=True")
-    _kill(it, lambda _: it.kill_worker(0), it.play.options.ttl, lost)
+    _kill(it, lambda _: it.kill_worker(0), it.play.ttl, lost)
 
 
 def _kill(it: Scene, kill: Callable[[Line], None], free_within: float, lost: str) -> None:
@@ -87,7 +81,7 @@ def _kill(it: Scene, kill: Callable[[Line], None], free_within: float, lost: str
 
 
 def _fall_silent(it: Scene) -> None:
-    run, ttl = it.begin(), it.play.options.ttl
+    run, ttl = it.begin(), it.play.ttl
     # So that a renewal is due meanwhile, a third of the ttl after the last; another third later the lease is given up.
     clock.sleep(max(run.at + ttl / 5 - clock.now(), 0.0))
     (it.directory / witness.SILENCE).touch()
@@ -100,10 +94,10 @@ def _fall_silent(it: Scene) -> None:
 
 def _deliver_again(it: Scene) -> None:
     run = it.begin()
-    _copy_does_not_run(it, run, "while the message was running", it.play.options.ttl + GRACE)
+    _copy_does_not_run(it, run, "while the message was running", it.play.ttl + GRACE)
     it.let_end()
     it.until(lambda: it.seen("ended"))
-    if it.play.runtime.settings.done_ttl == 0:
+    if it.runtime.settings.done_ttl == 0:
         it.outcome.notes.append("singleton_lock_done_ttl is 0: a copy of a finished message would run again")
     else:
         _copy_does_not_run(it, run, "after the message was finished", GRACE)

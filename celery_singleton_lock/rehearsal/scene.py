@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,16 +18,13 @@ from celery.signals import before_task_publish
 
 from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock._celery import keeps_results
-from celery_singleton_lock.options.task import Options
+from celery_singleton_lock.diagnosis.held import holds_of
 from celery_singleton_lock.rehearsal import witness
 from celery_singleton_lock.rehearsal.witness import Line
 from celery_singleton_lock.runtime import Runtime
 
 #: The seconds that a worker has to end by itself.
 ENDS_IN = 60.0
-
-#: The most simultaneous calls to fill a lock that several may hold.
-MOST_CALLS = 8
 
 
 class RehearsalFailed(Exception):
@@ -41,9 +38,7 @@ class Play:
     Attributes:
         task: the user's task.
         send: sends a call of it, with the task's id and queue.
-        attributes: attributes of the task that its workers replace.
-        options: the lock options of the calls.
-        runtime: the app's locks.
+        ttl: the `lock_ttl` of the calls.
         celery: the options of `celery` that name the app.
         pool: the pool of the workers.
         patience: seconds within which everything that should happen must happen.
@@ -51,17 +46,10 @@ class Play:
 
     task: Any
     send: Callable[..., Any]
-    attributes: Mapping[str, Any]
-    options: Options
-    runtime: Runtime
+    ttl: float
     celery: Sequence[str]
     pool: str
     patience: float
-
-    @property
-    def calls(self) -> int:
-        """How many calls it takes until one of them finds the lock held."""
-        return min(self.options.limit + 1, MOST_CALLS)
 
 
 @dataclass
@@ -70,16 +58,14 @@ class Outcome:
 
     Attributes:
         fault: the name of the fault.
-        words: what was done, for display.
         kept: whether all promises were kept; None if the fault was left out.
         runs, overlaps: how often the task's body ran, and how often it overlapped another run.
         recovery: seconds from a kill until the lock was free; None if nothing was killed.
         broken: the promises that were not kept.
-        notes: what the options make impossible, and other remarks.
+        notes: what the options make impossible.
     """
 
     fault: str
-    words: str
     kept: bool | None = None
     runs: int = 0
     overlaps: int = 0
@@ -103,6 +89,7 @@ class Scene:
         self.play, self.outcome, self.directory = play, outcome, directory
         self.queues = [f"{directory.name}-{number}" for number in range(2)]
         self.messages: dict[str, tuple[Any, Any, Any]] = {}
+        self.runtime = Runtime.of(play.task.app)
         self._workers: list[subprocess.Popen[bytes]] = []
         before_task_publish.connect(self._keep)
 
@@ -158,9 +145,9 @@ class Scene:
 
     def holders(self) -> set[int]:
         """The processes that hold a lock; without locks that are kept on purpose while no task runs."""
-        store = self.play.runtime.store
-        held = [lock for key in {run.key for run in self.seen("began")} for lock in store.held(key)]
-        return {lock.holder.pid for lock in held if lock.holder is not None and lock.holder.pid}
+        keys = {run.key for run in self.seen("began")}
+        holders = [lock.holder for key in keys for lock in holds_of(self.runtime.store, key)]
+        return {holder.pid for holder in holders if holder.pid}
 
     def unended(self) -> set[str]:
         """The messages that neither ran to an end, nor were refused for good, nor failed, nor are lost."""
@@ -184,13 +171,11 @@ class Scene:
         ended = self.until(lambda: not self.unended())
         few = f"{len(self.unended())} of {len(self.messages)} calls"
         self.expect(ended, f"{few} reached no end within {self.play.patience:g} s")
-        free = not ended or self.until(lambda: not self.holders(), self.play.options.ttl + 5.0)
+        free = not ended or self.until(lambda: not self.holders(), self.play.ttl + 5.0)
         self.expect(free, "a lock was left held")
-        lines = witness.read(self.directory)
         self.outcome.runs = len(self.seen("began"))
-        self.outcome.overlaps = witness.overlaps(lines, self.play.options.limit)
+        self.outcome.overlaps = witness.overlaps(witness.read(self.directory))
         self.expect(not self.outcome.overlaps, f"{self.outcome.overlaps} overlaps")
-        self.outcome.notes += [f"the task {how}" for how in sorted({line.how for line in lines if line.how})]
         self.outcome.kept = not self.outcome.broken
 
     def close(self) -> None:
@@ -209,7 +194,7 @@ class Scene:
         self.messages[properties["correlation_id"]] = dict(headers), body, dict(properties)
 
     def _worker(self, queue: str) -> subprocess.Popen[bytes]:
-        play, settings = self.play, self.play.runtime.settings
+        play, settings = self.play, self.runtime.settings
         orders = {
             "directory": str(self.directory),
             "task": play.task.name,
@@ -220,10 +205,10 @@ class Scene:
                 "task_soft_time_limit": None,
                 "worker_enable_remote_control": False,  # Operators look at the others.
             },
-            "attributes": play.attributes,
+            "ttl": play.ttl,
             "parent": os.getpid(),
         }
-        slots = 1 if play.pool == "solo" else play.calls
+        slots = 1 if play.pool == "solo" else 2
         command = [sys.executable, "-m", "celery", *play.celery, "worker", "-n", f"{queue}@rehearsal", "-Q", queue]
         command += ["-P", play.pool, "-c", str(slots), "-I", witness.__name__, "-l", "INFO"]
         command += ["--without-mingle", "--without-gossip", "--without-heartbeat"]

@@ -1,4 +1,4 @@
-"""The rehearsal's part in its workers: writes down what happens to the task, and keeps its runs going for a fault.
+"""The rehearsal's part in its workers: writes down what happens to the task, and keeps its runs waiting for a fault.
 
 The worker imports this module (`celery worker --include`), with its orders in the environment. The user's code stays as
 it is: the task's `run` is wrapped only in this process, within its lock, and so are the sockets to the lock server, on
@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 from celery.signals import task_failure, task_prerun, task_success, worker_init, worker_ready
 
 from celery_singleton_lock import clock
-from celery_singleton_lock.errors import LockLost
 from celery_singleton_lock.journal_entry import REFUSALS
 from celery_singleton_lock.signals import lock_conflict
 from celery_singleton_lock.stores.redis.connection import Connection, Late
@@ -46,7 +45,6 @@ class Line(NamedTuple):
         at: when, on this host's steady clock.
         pid: where it happened.
         task_id, retries: the message, and its attempt.
-        how: how a body ended, for display, if it raised an exception of its own.
         key: the key of a run's lock.
     """
 
@@ -55,7 +53,6 @@ class Line(NamedTuple):
     pid: int
     task_id: str = ""
     retries: int = 0
-    how: str = ""
     key: str = ""
 
 
@@ -82,12 +79,12 @@ def wait_until(true: Callable[[], object], seconds: float = math.inf) -> bool:
     return True
 
 
-def overlaps(lines: Iterable[Line], limit: int) -> int:
-    """How many runs began while as many as the limit of the lock allows, or more, were running."""
+def overlaps(lines: Iterable[Line]) -> int:
+    """How many runs began while another one was running."""
     found = running = 0
     for line in lines:
         if line.what == "began":
-            found += running >= limit
+            found += running > 0
             running += 1
         running -= line.what in ("ended", "killed")
     return found
@@ -109,6 +106,11 @@ def silence_by(silence: Path) -> None:
     Connection.receive = receive  # type: ignore[assignment,method-assign]
 
 
+def without_limits(ttl: float) -> dict[str, Any]:
+    """The attributes of a task whose runs last until the fault is over."""
+    return {"time_limit": None, "soft_time_limit": None, "lock_ttl": ttl}
+
+
 class Witness:
     """Writes down what happens in this worker, from its start.
 
@@ -116,15 +118,12 @@ class Witness:
         directory: the directory of the history.
         task: the task's name.
         conf: settings of the rehearsal that replace the app's.
-        attributes: attributes of the task that are to be others than its own.
+        ttl: the task's `lock_ttl` for the rehearsal.
         parent: the process that started the worker; the worker ends with it.
     """
 
-    def __init__(
-        self, directory: str, task: str, conf: Mapping[str, Any], attributes: Mapping[str, Any], parent: int
-    ) -> None:
-        self._directory, self._task, self._conf = directory, task, conf
-        self._attributes, self._parent = attributes, parent
+    def __init__(self, directory: str, task: str, conf: Mapping[str, Any], ttl: float, parent: int) -> None:
+        self._directory, self._task, self._conf, self._ttl, self._parent = directory, task, conf, ttl, parent
         silence_by(Path(directory, SILENCE))
         for receive, event in (
             (self._set_up, worker_init),
@@ -141,7 +140,7 @@ class Witness:
         """Set up the task before the pool exists, so that its processes inherit all this."""
         sender.app.conf.update(self._conf)
         task = sender.app.tasks[self._task]
-        task.__dict__.update(self._attributes)
+        task.__dict__.update(without_limits(self._ttl))
         task.run = self._watched(task, task.run)
 
     def _watched(self, task: Any, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,25 +152,14 @@ class Witness:
             request.is_watched = True
             about = {"task_id": request.id, "retries": request.retries}
             write(self._directory, "began", **about, key=task.lock.key)
-            how = ""
             try:
-                value = run(*args, **kwargs)
-                self._go_on()
-            except LockLost:
-                raise
-            except Exception as error:
-                self._go_on()
-                how = f"raised {type(error).__name__}"
-                raise
+                # The run goes on until it may end, so that the fault happens meanwhile.
+                wait_until(lambda: not Path(self._directory, HOLD).exists())
+                return run(*args, **kwargs)
             finally:
-                write(self._directory, "ended", **about, how=how)
-            return value
+                write(self._directory, "ended", **about)
 
         return watched
-
-    def _go_on(self) -> None:
-        """Keep the run going until it may end, so that the fault happens during the run."""
-        wait_until(lambda: not Path(self._directory, HOLD).exists())
 
     def _ready(self, sender: Any, **_: Any) -> None:
         write(self._directory, "ready")

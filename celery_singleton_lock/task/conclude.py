@@ -5,6 +5,7 @@ then one exception, `Concluded`, or the error of a task that fails. Before a mes
 of a copy of it: then this delivery ends as a copy. So nobody waits forever: a message that is refused gets a final
 state, and so do its chain's later steps and its chord; or it goes back to the queue under the same id, and spends none
 of the task's own retries. A message that has begun is never refused, whatever the policy: half of its work may be done.
+What interrupts comes too late as soon as it is decided what becomes of the message.
 
 Protocol: `docs/protocol.md`, sections 6 and 8.
 """
@@ -33,9 +34,10 @@ from celery_singleton_lock.options.task import chosen_policy
 from celery_singleton_lock.stores.base import Held, Record, Superseded
 from celery_singleton_lock.task import decide, ends, requeue, sharing
 from celery_singleton_lock.task.acquisition import Acquisition
-from celery_singleton_lock.task.decide import Decision, Drop, Finish, Report, Run, Wait
+from celery_singleton_lock.task.decide import Decision, Drop, Finish, Report, Wait
 from celery_singleton_lock.task.delivery import original_of
 from celery_singleton_lock.task.ends import MAX_CONTENT, Concluded, End, Outcome
+from celery_singleton_lock.task.interrupt import protect
 from celery_singleton_lock.task.message import Waits
 from celery_singleton_lock.task.putback import Publisher
 from celery_singleton_lock.task.turn import Execution, journal_end, named, settle_after
@@ -58,12 +60,12 @@ def end(acquisition: Acquisition, found: Held | Record | End) -> Any:
         newer, met = LockSuperseded(it.key, found.by), found.conflict(it.key) if found.owner else None
         decision = decide.superseded(newer, it.request.id, is_shared=_shares_id(it, met))
         say = partial(_say_superseded, it, newer, journaled=found)
-        return conclude(acquisition, decision, say, met)
+        return _conclude(acquisition, decision, say, met)
     if isinstance(found, Record):
         acquisition.leave_line()
     elif not it.is_copy_of(found):
         return _end_refused(acquisition, found)
-    return _end_as_copy(acquisition, found)
+    return _end_as(acquisition, found)
 
 
 def with_lease(acquisition: Acquisition, lease: Lease) -> None:
@@ -71,16 +73,9 @@ def with_lease(acquisition: Acquisition, lease: Lease) -> None:
     it = acquisition.execution
     lost = _returned_too_often(it)
     decision = decide.with_lease(it.message, lost)
-    if isinstance(decision, Run):
-        return
-    say = partial(_say_rejected, it, lost) if decision.error is lost else _say_nothing
-    ended = _outcome(it, decision)
-    with suppress(LockUnavailable):  # It is repeated until it is answered.
-        it.runtime.store.free(lease, record=it.record(ended))
-    if ended is not None:
-        settle_after(it, ended)
-    say()
-    raise _report_state(it, decision)
+    if isinstance(decision, Finish):
+        say = partial(_say_rejected, it, lost) if decision.error is lost else _say_nothing
+        _conclude(acquisition, decision, say, lease=lease)
 
 
 def fail(acquisition: Acquisition, error: Exception, met: LockConflict | None = None) -> Any:
@@ -88,18 +83,12 @@ def fail(acquisition: Acquisition, error: Exception, met: LockConflict | None = 
     if isinstance(error, (Ignore, Reject, Retry, LockUnavailable)):
         raise error
     acquisition.abandon()  # It may have got the lock as it was interrupted.
-    it = acquisition.execution
-    decision = Finish(error, states.FAILURE, is_shared=_shares_id(it, met))
-    if (copy := _record(acquisition, decision)) is not None:
-        return _end_as_copy(acquisition, copy)
-    raise _report_state(it, decision)
+    decision = Finish(error, states.FAILURE, is_shared=_shares_id(acquisition.execution, met))
+    return _end_as(acquisition, _carry_out(acquisition, decision, _say_nothing))
 
 
 def stopped(acquisition: Acquisition, failure: Exception, newer: LockSuperseded) -> Any:
-    """End as a message that ran and was stopped for a newer one; its record says so already, and its lock is free.
-
-    Its body then raised `failure`.
-    """
+    """End as a message that ran and was stopped for a newer one; its lock is free. Its body then raised `failure`."""
     it = acquisition.execution
 
     def say() -> None:
@@ -107,54 +96,65 @@ def stopped(acquisition: Acquisition, failure: Exception, newer: LockSuperseded)
             logger.warning("%s was stopped, and failed as it ended: %r", it, failure)
         _say_superseded(it, newer)
 
-    return conclude(acquisition, decide.superseded(newer, it.request.id), say, is_recorded=True)
+    return _conclude(acquisition, decide.superseded(newer, it.request.id), say, has_run=True)
 
 
 def lost(acquisition: Acquisition, error: Exception) -> Any:
     """Fail without the lock; that is the message's end unless a copy of it has the lock by now."""
-    if (copy := _record_lost(acquisition, error)) is None:
-        raise error
-    return _end_as_copy(acquisition, copy)
+    return _conclude(acquisition, Finish(error, states.FAILURE), _say_nothing, has_run=True)
 
 
-def conclude(
+def _conclude(
     acquisition: Acquisition,
     decision: Finish | Report | Wait,
     say: Callable[[], None],
     met: LockConflict | None = None,
     *,
     carried: requeue.Carried = requeue.AS_BEFORE,
-    is_recorded: bool = False,
+    has_run: bool = False,
+    lease: Lease | None = None,
 ) -> Any:
-    """Carry out what was decided, unless the lock server knows of a copy of the message.
+    """Carry out what was decided; if that cannot be done, the message fails, unless it has an end already.
 
     Args:
         say: tells people, and their programs.
         met: the task that has the lock, if any.
         carried: what the message has to know when it comes again.
-        is_recorded: whether the end is on record, and nobody can have run the message since.
+        has_run: whether its body has ended: then it does not come again.
+        lease: its lease, if it has one.
+    """
+    try:
+        found = _carry_out(acquisition, decision, say, carried=carried, has_run=has_run, lease=lease)
+    except Exception as error:  # noqa: BLE001 - whatever a result backend raises
+        return fail(acquisition, error, met)
+    return _end_as(acquisition, found)
+
+
+def _carry_out(
+    acquisition: Acquisition,
+    decision: Finish | Report | Wait,
+    say: Callable[[], None],
+    *,
+    carried: requeue.Carried = requeue.AS_BEFORE,
+    has_run: bool = False,
+    lease: Lease | None = None,
+) -> Held | Record | End:
+    """Do it, unless the lock server knows of a copy of the message: then that is returned, and else the end.
 
     Raises:
-        Concluded: the message has ended, or goes on elsewhere.
-        Exception: it has failed.
+        Concluded: the message goes on elsewhere.
     """
     it = acquisition.execution
-    try:
-        copy = None if is_recorded else _record(acquisition, decision)
-        if copy is None:
-            say()
-            if isinstance(decision, Wait):
-                requeue.put_back(it.task, reason=decision.reason, delay=decision.delay, carried=carried)
-            error = _report_state(it, decision) if isinstance(decision, Finish) else decision.end.error
-        if isinstance(decision, Report):
-            acquisition.leave_line()
-    except Exception as interrupted:  # noqa: BLE001 - a soft time limit, say
-        return fail(acquisition, interrupted, met)
-    if copy is not None:
-        return _end_as_copy(acquisition, copy)
-    if error is not None:
-        raise error
-    return decision.end.value if isinstance(decision, Report) else None
+    protect(it.request)
+    if (copy := _record(acquisition, decision, lease, has_run=has_run)) is not None:
+        return copy
+    say()
+    if isinstance(decision, Wait):
+        requeue.put_back(it.task, reason=decision.reason, delay=decision.delay, carried=carried)
+    if isinstance(decision, Finish):
+        return End(error=_report_state(it, decision))
+    acquisition.leave_line()
+    return decision.end
 
 
 def _report(acquisition: Acquisition, found: End) -> Any:
@@ -165,7 +165,7 @@ def _report(acquisition: Acquisition, found: End) -> Any:
         logger.info("%s ends as the task that it had joined", it)
         journal_end(it, "joined", None)
 
-    return conclude(acquisition, Report(found), say)
+    return _conclude(acquisition, Report(found), say)
 
 
 def _end_refused(acquisition: Acquisition, found: Held) -> Any:
@@ -191,32 +191,32 @@ def _end_refused(acquisition: Acquisition, found: Held) -> Any:
     decision = decide.refused(policy, met, is_in_line=is_in_line, is_shared=_shares_id(it, met))
     awaited = Waits(met.key, it.options.limit) if isinstance(decision, Wait) and decision.is_in_line else None
     carried = requeue.Carried(awaited, joins, arrived=found.arrived)
-    return conclude(acquisition, decision, partial(_say_refused, it, found, met, policy), met, carried=carried)
+    return _conclude(acquisition, decision, partial(_say_refused, it, found, met, policy), met, carried=carried)
 
 
-def _end_as_copy(acquisition: Acquisition, found: Held | Record) -> Any:
-    """End as a copy of a message that is carried out, or has ended, maybe as a task that it had joined."""
+def _end_as(acquisition: Acquisition, found: Held | Record | End) -> Any:
+    """End so; or as a copy of a message that is carried out, or has ended, maybe as a task that it had joined."""
+    if isinstance(found, End):
+        return found.result()
     it = acquisition.execution
+    protect(it.request)  # Celery would store what interrupts as the end of a message that runs, or has ended.
     try:
-        ended = _stand_by(it, found) if isinstance(found, Held) else _end_again(it, found)
-        if isinstance(ended.error, ResultLost) and isinstance(found, Record) and ends.read(found)[0].mark:
+        decided = _beside(it, found) if isinstance(found, Held) else _after(it, found)
+        if isinstance(decided, End) and isinstance(decided.error, ResultLost) and _ended_as_another(found):
             # That task may still have what such a record could not keep.
-            ended = sharing.end_by_now(acquisition) or ended
-    except Concluded:
-        raise
-    except Exception as error:  # noqa: BLE001 - a soft time limit, say
-        # Celery would store it as the end of a message that runs, or has ended.
+            decided = sharing.end_by_now(acquisition) or decided
+    except Exception as error:  # noqa: BLE001 - whatever a result backend raises
         logger.warning("%s is a copy, and is put back: %r", it, error)
-        requeue.put_back(it.task, reason="copy", delay=decide.SETTLING)
-    return ended.result()
+        decided = Wait("copy", decide.SETTLING)
+    if isinstance(decided, Drop):
+        raise Concluded(decided.why, "continues" if decided.goes_on else "over")
+    if isinstance(decided, Wait):
+        requeue.put_back(it.task, reason=decided.reason, delay=decided.delay)
+    return decided.result()
 
 
-def _stand_by(execution: Execution, found: Held) -> End:
-    """The message is being carried out elsewhere; if this is the last copy, keep it in case that worker dies.
-
-    Raises:
-        Concluded: in any case.
-    """
+def _beside(execution: Execution, found: Held) -> Drop | Wait:
+    """The message is being carried out elsewhere; if this is the last copy, keep it in case that worker dies."""
     holder = found.holder or execution.holder
     lease = min(found.remaining, execution.options.ttl)
     decided = decide.beside_copy(
@@ -226,15 +226,12 @@ def _stand_by(execution: Execution, found: Held) -> End:
     then = "this copy is dropped" if is_dropped else "a copy waits, in case it dies"
     logger.info("%s is already running on %s; %s", execution, holder.place, then)
     journal_end(execution, "drop" if is_dropped else "stand-by", holder)
-    return _drop_or_wait(execution, decided)
+    return decided
 
 
-def _end_again(execution: Execution, found: Record) -> End:
-    """The end of a message that was carried out, as its record says; the message then counts as reported.
-
-    Raises:
-        Concluded: nothing is left to do, or it was revoked, which is stored again; or the copy was put back, since the
-            first execution may still be storing its result.
+def _after(execution: Execution, found: Record) -> Drop | Wait | End:
+    """The message was carried out: its end, as its record says, unless nothing is left to do, or the first execution
+    may still be storing its result. The message then counts as reported.
     """
     journal_end(execution, "repeat", None)
     it, task, request = execution, execution.task, execution.request
@@ -246,27 +243,25 @@ def _end_again(execution: Execution, found: Record) -> End:
         stored = ends.stored_end(task, request.id, age) if asks else None
     except Exception as error:  # noqa: BLE001 - every backend has its own
         logger.warning("%s: the result backend cannot be read: %r", named(task), error)
-        return _drop_or_wait(it, Wait("copy", decide.SETTLING))
+        return Wait("copy", decide.SETTLING)
     # Celery counts a part when it has stored it.
     is_part = request.chord is not None and counts_part_once(task.backend)
     decided = decide.after_end(recorded, age, is_awaited=it.is_awaited, is_stored=stored is not None, is_part=is_part)
     if isinstance(decided, Drop):
         state = f"{recorded.state}, settled" if recorded.settled else recorded.state
         logger.info("%s is already done (%s); this copy is dropped", named(task), state)
-        return _drop_or_wait(it, decided)
+        return decided
     if isinstance(decided, Wait):
         logger.info("%s is already done; a copy checks later whether its result was stored", named(task))
-        return _drop_or_wait(it, decided)
+        return decided
     missing = "it is not known whether its chord counted it" if stored else "its result was not stored"
     logger.warning(
         "%s is already done (%s), but %s; its recorded end is reported again", named(task), recorded.state, missing
     )
     kept = ends.end_of(recorded)
     if recorded.state == states.REVOKED:
-        end = _report_state(it, decide.revoked_before(kept and kept.error, request.id))
-        settle_after(it, recorded)
-        raise end
-    if stored is not None:
+        kept = End(error=_report_state(it, decide.revoked_before(kept and kept.error, request.id)))
+    elif stored is not None:
         kept = _stored_end(it, stored)
     elif kept is None:
         kept = End(error=ResultLost(task.name, request.id, MAX_CONTENT))
@@ -274,10 +269,9 @@ def _end_again(execution: Execution, found: Record) -> End:
     return kept
 
 
-def _drop_or_wait(execution: Execution, decision: Drop | Wait) -> End:
-    if isinstance(decision, Drop):
-        raise Concluded(decision.why, "continues" if decision.goes_on else "over")
-    requeue.put_back(execution.task, reason=decision.reason, delay=decision.delay)
+def _ended_as_another(found: Held | Record) -> bool:
+    """Whether a message has ended as a task that it had joined."""
+    return isinstance(found, Record) and bool(ends.read(found)[0].mark)
 
 
 def _stored_end(execution: Execution, stored: Mapping[str, Any]) -> End:
@@ -306,39 +300,35 @@ def _returned_too_often(execution: Execution) -> WorkerLostError | None:
     return WorkerLostError(f"{count} workers that had the message are gone; the limit of its queue is {limit:g}")
 
 
-def _record(acquisition: Acquisition, decision: Decision) -> Held | Record | None:
-    """Record that the message ends without a run; what another copy of it does or did, if there is one."""
-    ended = _outcome(acquisition.execution, decision)
-    try:
-        return None if ended is None else _record_at_store(acquisition, ended)
-    except LockUnavailable as silent:
-        acquisition.put_back(silent)
+def _record(
+    acquisition: Acquisition, decision: Decision, lease: Lease | None, *, has_run: bool
+) -> Held | Record | None:
+    """Record that the message ends, if it does; what another copy of it does or did, as far as is known.
 
-
-def _record_lost(acquisition: Acquisition, lost: Exception) -> Held | Record | None:
-    """Record a failure without the lock; what a copy of the message does or did, as far as is known."""
-    it = acquisition.execution
-    if (ended := ends.ended_by(it.task, lost, is_awaited=it.is_awaited)) is None:
-        return None
-    try:
-        return _record_at_store(acquisition, ended)
-    except LockUnavailable:
-        if (record := it.record(ended)) is not None:
-            it.runtime.store.remember(it.key, record)  # Copies that come later do not run.
-        return None
-
-
-def _record_at_store(acquisition: Acquisition, ended: Outcome) -> Held | Record | None:
+    Raises:
+        Concluded: the lock server is silent, and the message, which has not run, was put back.
+    """
     it, store = acquisition.execution, acquisition.execution.runtime.store
-    if (record := it.record(ended)) is None:
+    ended = _outcome(it, decision)
+    record, copy = it.record(ended), None
+    try:
+        if lease is not None:
+            with suppress(LockUnavailable):  # It is repeated until it is answered.
+                store.free(lease, record=record)
+        elif record is not None:
+            copy = store.refuse(it.key, it.holder, record)
+            if isinstance(copy, Held) and acquisition.is_own(copy):
+                store.abandon(it.hold_of(copy))
+                copy = store.refuse(it.key, it.holder, record)
+                if isinstance(copy, Held) and acquisition.is_own(copy):
+                    raise LockUnavailable(store.server, "the hold of a message that ends could not be freed")
+    except LockUnavailable as silent:
+        if not has_run:
+            acquisition.put_back(silent)
+        if record is not None:
+            store.remember(it.key, record)  # Copies that come later do not run.
         return None
-    copy = store.refuse(it.key, it.holder, record)
-    if isinstance(copy, Held) and acquisition.is_own(copy):
-        store.abandon(it.hold_of(copy))
-        copy = store.refuse(it.key, it.holder, record)
-        if isinstance(copy, Held) and acquisition.is_own(copy):
-            raise LockUnavailable(store.server, "the hold of a message that ends could not be freed")
-    if copy is None:
+    if copy is None and ended is not None:
         settle_after(it, ended)
     return copy
 

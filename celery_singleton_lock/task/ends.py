@@ -220,21 +220,6 @@ def stored_end(task: TaskLike, task_id: str, age: float) -> Mapping[str, Any] | 
     return stored if stored["status"] in states.READY_STATES and is_of_this else None
 
 
-def has_ended(task: Any, task_id: str, since: float) -> bool:
-    """Whether the result backend says for certain that the message of this id has ended that was sent at `since`.
-
-    A task may have been revoked while it runs, and a result may be that of an earlier message with this id.
-
-    Raises:
-        Exception: whatever the backend raises.
-    """
-    if raw_attribute(task, "ignore_result") or not may_be_asked(task.backend):
-        return False
-    stored: Mapping[str, Any] = task.backend.get_task_meta(task_id, cache=False)
-    stored_at = _moment(stored.get("date_done"))
-    return stored["status"] in (states.SUCCESS, states.FAILURE) and stored_at is not None and stored_at > since
-
-
 def report(task: TaskLike, error: Exception, state: str, *, task_id: str | None = None) -> None:
     """Store the end of a message without a run, under its own id or another, and so end the rest of its chain and its
     part in a chord.

@@ -195,9 +195,10 @@ class _BySignal(_Way):
         if any(body.interrupted and body.is_spared for body in self._bodies):
             return  # It was on its way to a body that is spared now.
         protected, task = self._protected(), current_task()
-        if protected is not None and task is not None and innermost_request(task) is protected:
-            logger.debug("task %s has ended: an interruption comes too late", task.name)
-            self._is_held_back = bool(protected.is_eager)
+        is_late = protected is not None and task is not None and innermost_request(task) is protected
+        if is_late and is_child_of_a_pool():  # Elsewhere the signal means something else.
+            logger.debug("a soft time limit comes too late: it is decided how its message ends")
+            self._is_held_back = protected is not None and protected.is_eager is True
             return
         if callable(self._previous):
             self._previous(signum, frame)

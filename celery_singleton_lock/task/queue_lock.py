@@ -148,22 +148,17 @@ class QueueLock:
         return fields if self.number is None else [*fields, self.number, self.replaces]
 
 
-def holder_of_message(
-    task_id: object, sending: str | None, label: str, *, owns_result: bool = False, order: str = ""
-) -> Holder:
+def holder_of_message(task_id: object, sending: str | None, label: str, *, order: str = "") -> Holder:
     """A message, as the holder of its lock: no process runs it yet.
 
     Args:
         sending: the name of its sending, if that is known.
-        owns_result: whether a result that is stored under its id from now on is its own, and its last. Otherwise it
-            counts as a later attempt.
         order: that of the messages that may replace it; empty if none may.
     """
     named = None if task_id is None else cleaned.text(task_id)
     return Holder(
         named,
-        0 if owns_result else 1,
-        socket.gethostname(),
+        node=socket.gethostname(),
         since=clock.wall(),
         sending=sending or "",
         label=label,

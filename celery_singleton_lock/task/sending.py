@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from celery import states
@@ -28,7 +26,6 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import clock, signals
 from celery_singleton_lock._celery import current_worker_task
-from celery_singleton_lock.background import Aside
 from celery_singleton_lock.errors import FOREIGN, DuplicateTask, LockUnavailable, WrongLockServer
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.journal_entry import Entry
@@ -50,21 +47,13 @@ from celery_singleton_lock.stores.store import Store
 from celery_singleton_lock.task import ends, header
 from celery_singleton_lock.task.message import HEADER, RequestLike, Target, sending_in
 from celery_singleton_lock.task.queue_lock import (
-    SAID_FOR,
     QueueLock,
     holder_of_message,
-    is_by_time,
     lock_in,
 )
 from celery_singleton_lock.task.turn import turn_of
 
 logger = get_logger(__name__)
-
-#: The seconds that a caller waits for the result backend's answer whether another message has ended.
-PATIENCE = 1.0
-
-#: Asks the result backend. Its thread stays for a while: a backend has its connections for each thread.
-_aside = Aside("singleton-lock-ended")
 
 #: Seconds that are added to how long a message may wait.
 MARGIN = 60.0
@@ -107,15 +96,11 @@ def send(
     named: dict[str, Any],
     publish: Callable[..., Any],
     sender: Any,
-    *,
-    has_new_id: bool = False,
-    asks: bool = True,
 ) -> Any:
     """Send a message with its lock by `publish`, or answer as `on_duplicate` says.
 
     `call` has the lock options of this call, and `named` whatever else `apply_async` was given, by name, with the id
-    and our header; `sender` is the task that a worker carries out meanwhile; `has_new_id`: no other message has its id.
-    If another message has the lock, and `asks`, the result backend is asked whether that message has ended.
+    and our header; `sender` is the task that a worker carries out meanwhile.
 
     Raises:
         DuplicateTask: with `on_duplicate="raise"`.
@@ -134,11 +119,9 @@ def send(
     options, key, label = locked
     runtime = Runtime.of(task.app)
     lock = QueueLock(key, new_owner(), _seconds(task, options, named), options.limit, options.scope)
-    # Another message with its id may run, and end later, if the lock of that ends, or has ended, as its body begins.
-    owns_result = has_new_id or not (before.shares_id or lock.ends_at_start)
     sending = sending_in(named["headers"][HEADER])
     order = order_of(task.name) if _may_replace(task, options) else ""
-    holder = holder_of_message(task_id, sending, label, owns_result=owns_result, order=order)
+    holder = holder_of_message(task_id, sending, label, order=order)
     kept = before.lock if before.lock is not None and before.lock.key == key else None
     if kept is not None:
         follows = None if before.has_run(named) else kept.follows
@@ -164,8 +147,7 @@ def send(
         if isinstance(found, Held) and isinstance(refusal, DuplicateTask):
             if before.is_one:
                 return _publish_without(publish, task, named, refusal)
-            again = partial(send, task, call, args, kwargs, named, publish, sender, has_new_id=has_new_id, asks=False)
-            return _Duplicate(task, options, lock, found, refusal).answer(named, publish, again if asks else None)
+            return _Duplicate(task, options, lock, found, refusal).answer(named, publish)
         if refusal is not None:
             if _is_raised(refusal, options) and not _follows(before, named):
                 raise refusal
@@ -180,13 +162,11 @@ class _Before(NamedTuple):
 
     Attributes:
         is_one: whether there is such a message.
-        shares_id: whether there is a message with this one's id, which may end later, even if this one is new.
         request: its request, if this process carries it out.
         lock: the lock that it brought with it, and still has.
     """
 
     is_one: bool
-    shares_id: bool
     request: RequestLike | None = None
     lock: QueueLock | None = None
 
@@ -195,13 +175,13 @@ class _Before(NamedTuple):
         if sender is None or sender.request.id != named["task_id"]:
             # If a worker's main process retries, no task sends it.
             lock = lock_in(named["headers"][HEADER], task.app, task.name)
-            return cls(lock is not None, lock is not None, None, lock)
+            return cls(lock is not None, None, lock)
         if header.is_new(named, sender):
-            return cls(False, True)
+            return cls(False)
         request = sender.request
         turn = turn_of(request)
         carried = {} if turn.queue_lock_ended else turn.delivered(request).carried
-        return cls(True, True, request, lock_in(carried, sender.app, sender.name))
+        return cls(True, request, lock_in(carried, sender.app, sender.name))
 
     def has_run(self, named: Mapping[str, Any]) -> bool:
         """Whether its body sends this message as its next attempt. The child may have died before it had begun if a
@@ -245,9 +225,8 @@ def _send_on(
     publish: Callable[..., Any],
 ) -> Any:
     """Send a message with the lock of the one that it continues."""
-    # It may have ended as the body began, whose process has died. Or the attempt before stores an end (`_is_outdated`).
-    asks = lock.ends_at_start if before.request is None else lock.ends_at_end and before.has_run(named)
-    if asks and lock.follows is None:
+    # It may have ended as the body began, whose process has died.
+    if before.request is None and lock.ends_at_start and lock.follows is None:
         with suppress(LockUnavailable):
             Runtime.of(task.app).store.acquire(replace(lock.request(holder), another=None))
     result = publish(**_with_lock(task, named, lock))
@@ -296,10 +275,8 @@ class _Duplicate(NamedTuple):
     found: Held
     error: DuplicateTask
 
-    def answer(self, named: Mapping[str, Any], publish: Callable[..., Any], again: Callable[[], Any] | None) -> Any:
-        """What the caller gets; its message is sent, or is not. Sent `again` if the other message has ended."""
-        if again is not None and self._is_outdated():
-            return again()
+    def answer(self, named: Mapping[str, Any], publish: Callable[..., Any]) -> Any:
+        """What the caller gets; its message is sent, or is not."""
         if _is_part(named):
             return self._send_following(named, publish)
         policy = self._policy()
@@ -313,35 +290,6 @@ class _Duplicate(NamedTuple):
             error = TaskRevokedError(f"skipped: {self.error}")
             return EagerResult(uuid(), error, states.REVOKED, name=self.task.name)
         return DuplicateResult.of(self.task, self.error)
-
-    def _is_outdated(self) -> bool:
-        """Free the lock if its message has ended, and nobody has freed it: a worker without this package has run it.
-
-        Whether the lock may be free by now.
-        """
-        holder = self.found.holder
-        answers: SimpleQueue[bool] = SimpleQueue()
-        lasts_for_its_time = self.lock.scope == UNTIL_EXPIRED or is_by_time(self.found)
-        if holder is None or holder.task_id is None or lasts_for_its_time:
-            return False
-        if holder.retries:  # What has ended may be an earlier attempt, or another message with this id.
-            return False
-
-        def ask(task_id: str = holder.task_id, since: float = holder.since) -> None:
-            try:
-                answers.put(ends.has_ended(self.task, task_id, since))
-            except Exception as error:  # noqa: BLE001 - every backend has its own
-                logger.info("%s: it is not known whether task %s has ended: %r", self.task.name, task_id, error)
-                answers.put(False)
-
-        _aside.do(ask)
-        with suppress(Empty, LockUnavailable):
-            if answers.get(timeout=PATIENCE):
-                logger.warning("%s: task %s has ended and left its lock, which is freed", self.lock.key, holder.task_id)
-                hold = self.found.hold(self.lock.key, ttl=SAID_FOR, limit=self.lock.limit)
-                Runtime.of(self.task.app).store.free(hold)
-                return True
-        return False
 
     def _policy(self) -> DuplicatePolicy:
         can_replace = _may_replace(self.task, self.options)

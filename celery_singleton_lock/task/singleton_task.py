@@ -213,7 +213,6 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         named = {**dict(zip(_BY_PLACE, rest, strict=False)), **options} if rest else options
         if named or singleton_lock is not None:  # Most calls have none.
             self._add_call(singleton_lock, named)
-        has_new_id = not named.get("task_id")
         task_id = named["task_id"] = named.get("task_id") or uuid()
         sender = current_worker_task()
         carried = header.header_for(task_id, named, sender)
@@ -221,8 +220,7 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         if not sending.is_locked_when_sent(self) or (call := check_call(carried.get("call"), self.name)) is False:
             return super().apply_async(args, kwargs, *rest[len(_BY_PLACE) :], **named)
         publish = partial(super().apply_async, args, kwargs)
-        has_new_id |= "due" in carried and not named.get("retries")  # A tick's.
-        return sending.send(self, call, args or (), kwargs or {}, named, publish, sender, has_new_id=has_new_id)
+        return sending.send(self, call, args or (), kwargs or {}, named, publish, sender)
 
     def apply(
         self,

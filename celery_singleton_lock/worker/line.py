@@ -1,9 +1,9 @@
 """The copies that this process holds until they are due; they start earlier if their lock is free.
 
 A copy that was put back for a conflict is a message with an ETA: the consumer has it in its timer, unacknowledged,
-where it takes no slot. One thread keeps the places of them all in the lines of their locks, and looks at these locks
-now and then, and when it is woken; the consumer's loop begins the copies, since only that loop may touch the timer.
-Without any of this a copy would still begin in the end: the timer sees to it.
+where it takes no slot. One thread keeps the places of them all in the lines of their locks, and looks at each lock now
+and then; it begins the first copy then, or when it is woken: in the consumer's loop, since only that loop may touch the
+timer. Without any of this a copy would still begin in the end: the timer sees to it.
 
 Protocol: `docs/protocol.md`, section 11.
 """
@@ -11,19 +11,18 @@ Protocol: `docs/protocol.md`, section 11.
 from __future__ import annotations
 
 import heapq
-import select
 import threading
 from collections import deque
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from functools import partial
-from itertools import count, islice
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from celery.utils.log import get_logger
 
 from celery_singleton_lock import chance, clock
+from celery_singleton_lock.background import BackgroundJob
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.forks import Mutex
 from celery_singleton_lock.holder import new_owner
@@ -36,8 +35,8 @@ logger = get_logger(__name__)
 #: it died. And the same if the lock is free, and left to somebody who has waited for longer, and may be gone.
 LOOK, LOOK_AGAIN = 2.0, 1.0
 
-#: The most locks that it is woken for.
-MOST = 500
+#: The most locks that are looked at at once, and seconds by which one is looked at sooner so that several are.
+MOST, TOGETHER = 500, 0.5
 
 #: How often, and every how many seconds, it looks for a free slot: the lock server knows of the end of a task sooner
 #: than this process.
@@ -73,17 +72,15 @@ class Line:
         self._mutex = Mutex(threading.RLock)  # A cold shutdown's handler may have interrupted `park`.
         self._copies: dict[str, _Copies] = {}
         self._order = count()
-        #: Locks that are to be looked at; those that were freed; and requests that are to begin, with their lock.
-        self._new: set[str] = set()
+        #: Locks that were freed; and requests that are to begin, each with its lock.
         self._freed: deque[str] = deque()
         self._called: deque[tuple[str, Any]] = deque()
         #: Locks for which a copy was called that had gone: somebody else is to be woken.
         self._unused: deque[str] = deque()
-        self._due_at = 0.0
-        self._news, self._due = Pipe(), Pipe()  # The handler of a signal may have interrupted `give`, and call it.
-        self._thread: threading.Thread | None = None
+        self._due = Pipe()
         self._failures = 0
-        self._closed = False
+        self._closed, self._has_left = False, threading.Event()
+        self._job = BackgroundJob("singleton-lock-line", self._work)
 
     def park(self, request: Any, key: str, since: float, limit: int) -> bool:
         """Take in a request that is about to wait in the timer; whether it will be woken.
@@ -100,13 +97,8 @@ class Line:
                 self._store.mailbox.expect(key, copies.name, partial(self._hear, key))
             copies.add(since, next(self._order), limit, request)
             if copies.since == since:
-                self._new.add(key)
-            if self._thread is None and not self._closed:
-                self._start()
-            is_listening = self._thread is not None and not (self._failures or self._closed)
-            is_woken = is_listening and len(self._copies) <= MOST
-        self._news.give()
-        return is_woken
+                copies.look_at = 0.0
+        return self._job.schedule(clock.now()) and not (self._failures or self._closed)
 
     def register(self, hub: Any) -> None:
         """Begin copies in this loop. At each new connection to the broker, the loop forgets this, and the broker
@@ -131,79 +123,74 @@ class Line:
                     request = None if copies is None else copies.pop()
             if request is None:
                 self._unused.append(key)
-                self._news.give()
+                self._job.schedule(clock.now())
 
     def close(self) -> None:
         """Leave the line: the worker is about to end. Also called in a signal's handler."""
         self._closed = True
-        self._news.give()
+        self._job.schedule(clock.now())
 
     def join(self) -> None:
-        if self._thread is not None:
-            self._thread.join(LEAVING)
-
-    def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name="singleton-lock-line", daemon=True)
-        with suppress(RuntimeError):  # No thread is available now: this copy waits until it is due.
-            thread.start()
-            self._thread = thread
+        self._has_left.wait(LEAVING)
 
     def _hear(self, key: str) -> None:
         """A lock was freed, and this process has the first place in its line."""
         self._freed.append(key)
-        self._news.give()
+        self._job.schedule(clock.now())
 
-    def _run(self) -> None:
-        while not self._closed:
-            pause = None
-            try:
-                pause = self._listen()
-                self._failures = 0
-            except Exception as error:
-                self._failures += 1
-                self._due_at = 0.0
-                if isinstance(error, LockUnavailable):
-                    logger.debug("line: cannot look for now: %s", error)
-                else:
-                    logger.exception("line: unexpected error; going on")
-                pause = chance.back_off(self._failures, PAUSE, MAX_PAUSE)
-            if not self._closed:
-                self._wait(pause)
-        self._leave([*self._copies])
+    def _work(self) -> float | None:
+        """Look at the locks that are due, or leave all lines; the seconds until the next look; None if that was all."""
+        if self._closed:
+            for key in [*self._copies]:
+                self._leave(key)
+            self._has_left.set()
+            return None
+        try:
+            pause = self._listen()
+            self._failures = 0
+        except LockUnavailable as error:
+            self._failures += 1
+            self._look_soon([*self._copies], 0.0)
+            logger.debug("line: cannot look for now: %s", error)
+            pause = chance.back_off(self._failures, PAUSE, MAX_PAUSE)
+        return pause
 
     def _listen(self) -> float | None:
-        """Answer what has come; the seconds until the next look; None if nobody is in line."""
-        self._news.take()
-        while self._freed and not self._closed:
+        while self._freed:
             self._answer(self._freed.popleft())
         while self._unused:
             self._store.wake(self._unused.popleft())
         now = clock.now()
         with self._mutex.lock:
-            gone = [key for key, copies in self._copies.items() if not copies.first()]
-            keys = [key for key in islice(self._copies, MOST) if now >= self._due_at or key in self._new]
-            self._new.clear()
-        self._leave(gone)
-        if now >= self._due_at:
-            self._due_at = now + LOOK
-        self._look([key for key in keys if key not in gone])
-        return max(self._due_at - clock.now(), 0.0) if self._copies else None
+            due = [key for key, copies in self._copies.items() if copies.look_at <= now + TOGETHER][:MOST]
+            for key in due:  # Before it looks: what it hears meanwhile is news.
+                self._copies[key].look_at = now + LOOK
+        self._look(due)
+        with self._mutex.lock:
+            next_look = min((copies.look_at for copies in self._copies.values()), default=None)
+        return None if next_look is None else max(next_look - clock.now(), 0.0)
 
     def _look(self, keys: Collection[str]) -> None:
         places = [place for key in keys if (place := self._place(key)) is not None]
         for place, may_begin in zip(places, self._store.look(places) if places else (), strict=True):
             if may_begin < 0:
-                self._due_at = min(self._due_at, clock.now() + LOOK_AGAIN)
+                self._look_soon([place.key], clock.now() + LOOK_AGAIN)
             for _ in range(min(may_begin, place.copies)):
                 self._answer(place.key)
+
+    def _look_soon(self, keys: Collection[str], at: float) -> None:
+        """Look at these locks then at the latest."""
+        with self._mutex.lock:
+            for key in keys:
+                if (copies := self._copies.get(key)) is not None:
+                    copies.look_at = min(copies.look_at, at)
 
     def _answer(self, key: str) -> None:
         """Begin the first copy that waits for this lock, which may be free; or leave the lock to another process."""
         with self._mutex.lock:
             copies = self._copies.get(key)
             called = None if copies is None else copies.called()
-        if copies is None or not copies.first():
-            self._leave([key])
+        if copies is None:
             return
         tries = count()
         while not self._has_room() and next(tries) < TRIES:
@@ -211,43 +198,40 @@ class Line:
         # If nobody else is there, it waits for a slot in the pool; but not several of them.
         is_called = called is not None and not called.has_begun
         if not self._has_room() and (self._store.wake(key, leaves=copies.name) or is_called):
+            copies.look_at = clock.now() + LOOK  # Until then it has no place.
             return
         with self._mutex.lock:
             request = copies.pop()
+        if request is None:
+            self._leave(key)
+            return
         # Before it begins: others are to find out whether they have waited for longer than the next one here.
         if (place := self._place(key)) is not None:
             self._store.look([place])
-        else:
-            self._leave([key])
         self._called.append((key, request))
         if self._in_loop:
             self._due.give()
         else:
             self.begin_called()
 
-    def _wait(self, seconds: float | None) -> None:
-        """Wait for news, for this many seconds at most."""
-        poll = select.poll()
-        poll.register(self._news.descriptor, select.POLLIN)
-        poll.poll(None if seconds is None else seconds * 1000)
-
     def _place(self, key: str) -> Place | None:
-        """The place in the line of this lock; None if no copy waits."""
+        """The place in the line of this lock; None if no copy waits: then the line is left."""
         with self._mutex.lock:
-            if (copies := self._copies.get(key)) is None or not copies.first():
-                return None
-            return Place(key, copies.name, copies.since, copies.count(), copies.limit)
+            copies = self._copies[key]
+            if waiting := copies.count():
+                return Place(key, copies.name, copies.since, waiting, copies.limit)
+        self._leave(key)
+        return None
 
-    def _leave(self, keys: Collection[str]) -> None:
-        """Leave the lines of locks for which no copy waits, or all of them."""
-        for key in keys:
-            with self._mutex.lock:
-                copies = self._copies.get(key)
-                if copies is None or (copies.first() and not self._closed):
-                    continue
-                del self._copies[key]
-                self._store.mailbox.forget(copies.name)
-            self._store.leave(key, copies.name)
+    def _leave(self, key: str) -> None:
+        """Leave the line of a lock, for which no copy waits, or is to."""
+        with self._mutex.lock:
+            copies = self._copies[key]
+            if copies.count() and not self._closed:
+                return  # One has come just now.
+            del self._copies[key]
+            self._store.mailbox.forget(copies.name)
+        self._store.leave(key, copies.name)
 
 
 class _Copies:
@@ -255,14 +239,17 @@ class _Copies:
 
     Attributes:
         name: of their place in the line of the lock.
+        look_at: when to look at the lock next.
         called: the last copy that was called, while it is there.
+        limit: how many may hold the lock at once.
     """
 
     def __init__(self) -> None:
         self.name = new_owner()
-        self._heap: list[tuple[float, int, int, ref[Any]]] = []
+        self.look_at = 0.0
         self.called: Callable[[], Any] = _nobody
         self.limit = 1
+        self._heap: list[tuple[float, int, ref[Any]]] = []
 
     @property
     def since(self) -> float:
@@ -271,7 +258,7 @@ class _Copies:
     def add(self, since: float, order: int, limit: int, request: Any) -> None:
         # Weak: the timer has the request as long as it is still to begin.
         self.limit = limit
-        heapq.heappush(self._heap, (since, order, limit, ref(request)))
+        heapq.heappush(self._heap, (since, order, ref(request)))
 
     def forget(self) -> None:
         self._heap.clear()
@@ -283,20 +270,12 @@ class _Copies:
         heapq.heapify(self._heap)
         return len(self._heap)
 
-    def first(self) -> Any:
-        """The first request that has not begun; None if none is left."""
-        while self._heap:
-            request = self._heap[0][-1]()
-            if _waits(request):
-                return request
-            heapq.heappop(self._heap)
-        return None
-
     def pop(self) -> Any:
-        """The first request, which is called; None if none is left."""
-        if (request := self.first()) is not None:
-            self.called = heapq.heappop(self._heap)[-1]
-        return request
+        """The first request that has not begun, which is called; None if none is left."""
+        if not self.count():
+            return None
+        self.called = heapq.heappop(self._heap)[-1]
+        return self.called()
 
 
 def _nobody() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 
 import pytest
@@ -314,3 +315,25 @@ def test_model(store: Store) -> None:
     run_state_machine_as_test(
         Beats, settings=settings(max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=checks)
     )
+
+
+def test_one_of_many_threads_gets_each_tick(store: Store) -> None:
+    granted: list[tuple[int, str]] = []
+    start = threading.Barrier(8)
+
+    def contend(owner: str) -> None:
+        ledger = store.ledger(KEY)
+        start.wait()
+        for last in range(20):
+            while (refused := claim(ledger, "x", last, owner)) is not None and refused.last is None:
+                clock.sleep(0.001)
+            if refused is None:
+                granted.append((last, owner))
+                record(ledger, "x", last + 1, owner)
+
+    threads = [threading.Thread(target=contend, args=(f"owner {number}",)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [last for last, _ in granted] == list(range(20))

@@ -238,6 +238,17 @@ class TestRelease:
         assert is_settled(direct)
         assert direct.held(KEY) == []
 
+    def test_comes_before_the_record_that_replaces_its_own(self, own_redis: RedisServer, direct: Store) -> None:
+        lease, record = taken(direct, holder=ME), Record(ME.message, b"record", 60.0)
+        own_redis.pause()
+        with pytest.raises(LockUnavailable):
+            direct.free(lease, record=record)
+        own_redis.resume()
+        own_redis.client().ping()
+        direct.replace_records([(KEY, record._replace(content=b"settled"))])
+        until(lambda: is_settled(direct))
+        assert [record.content for record in direct.inspect(KEY).records] == [b"settled"]
+
 
 class TestDebts:
     def test_child_of_a_fork_owes_nothing(self, own_redis: RedisServer, direct: Store) -> None:

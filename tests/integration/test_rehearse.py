@@ -141,6 +141,8 @@ class TestBeforeAnythingRuns:
             ({"singleton_lock_enabled": False}, "singleton_lock_enabled"),
             ({"singleton_lock_backend": "memory://"}, "belong to one process"),
             ({"singleton_lock_scope": "until_executed"}, "is 'until_executed': only a lock that begins with the run"),
+            ({"singleton_lock_limit": 2}, "is 2: its runs may overlap"),
+            ({"singleton_lock_on_conflict": "replace"}, "is 'replace': its calls stop each other"),
         ],
     )
     def test_refuses_settings_under_which_nothing_can_be_observed(

@@ -514,8 +514,7 @@ def watch_line(line: Any, comes: Callable[[str], None], leaves_place: Callable[[
 
 def is_listening(line: Any) -> bool:
     """Whether a line is woken, as far as it knows."""
-    is_closed = attribute(line, "_failures") or attribute(line, "_closed")
-    return attribute(line, "_thread") is not None and not is_closed
+    return not (attribute(line, "_failures") or attribute(line, "_closed"))
 
 
 def keys_of(line: Any) -> set[str]:

@@ -14,6 +14,7 @@ from celery import Celery, Task
 from kombu import Queue
 
 from celery_singleton_lock import LockConflict, LockLost, SingletonTask
+from celery_singleton_lock.task import interrupt as interrupts
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
 from tests.inside import at_question, do_at_call
@@ -23,12 +24,13 @@ QUESTIONS = 8
 
 
 @pytest.fixture(autouse=True)
-def signal_interrupts() -> Iterator[None]:
+def signal_interrupts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a child of a prefork pool, whose soft time limits are this signal."""
 
     def raise_it(*_: object) -> None:
         raise Interrupted
 
+    monkeypatch.setattr(interrupts, "is_child_of_a_pool", lambda: True)
     before = signal.signal(signal.SIGUSR1, raise_it)
     yield
     signal.signal(signal.SIGUSR1, before)

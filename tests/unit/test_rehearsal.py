@@ -24,20 +24,15 @@ def test_complete_lines_are_read_in_the_order_in_which_they_happened(tmp_path: P
 
 class TestOverlaps:
     def test_consecutive_runs_do_not_overlap(self) -> None:
-        assert overlaps([began(), ENDED, began()], 1) == 0
+        assert overlaps([began(), ENDED, began()]) == 0
 
     def test_run_that_begins_within_another_is_an_overlap(self) -> None:
-        assert overlaps([began(), began(), ENDED, ENDED], 1) == 1
+        assert overlaps([began(), began(), ENDED, ENDED]) == 1
 
     def test_run_without_an_end_overlaps_all_later_ones(self) -> None:
-        assert overlaps([began(), began(), ENDED, began()], 1) == 2
+        assert overlaps([began(), began(), ENDED, began()]) == 2
 
     def test_killed_run_ends_at_its_death(self) -> None:
         killed = Line("killed", 1.0, 1)
-        assert overlaps([began(), killed, began()], 1) == 0
-        assert overlaps([began(), began(), killed], 1) == 1
-
-    def test_limit_allows_several_runs_at_once(self) -> None:
-        lines = [began(), began(), ENDED, began()]
-        assert overlaps(lines, 2) == 0
-        assert overlaps(lines, 1) == 2
+        assert overlaps([began(), killed, began()]) == 0
+        assert overlaps([began(), began(), killed]) == 1

@@ -466,58 +466,6 @@ class TestOwnId:
         assert is_free(task) is (scope == "until_executed")
 
 
-class TestHasEnded:
-    """A lock whose message has ended, as the result backend says, was left behind: the next message takes it."""
-
-    @pytest.mark.parametrize(
-        ("status", "stored_at", "has_ended"),
-        [
-            ("SUCCESS", "2999-01-01T00:00:01+00:00", True),
-            ("FAILURE", datetime(2999, 1, 1, 0, 0, 1, tzinfo=timezone.utc), True),
-            ("SUCCESS", "2001-12-31T23:59:59+00:00", False),  # Of an earlier message with this id.
-            ("SUCCESS", "2999-01-01T00:00:01", False),  # Nobody knows when that was.
-            ("SUCCESS", None, False),
-            ("SUCCESS", "nonsense", False),
-            ("REVOKED", "2999-01-01T00:00:01+00:00", False),  # It may be running.
-            ("RETRY", "2999-01-01T00:00:01+00:00", False),
-            ("STARTED", "2999-01-01T00:00:01+00:00", False),
-            ("PENDING", None, False),
-        ],
-    )
-    def test_end(self, bench: Bench, status: str, stored_at: Any, has_ended: bool) -> None:
-        task = queued(bench)
-        message = bench.send(task)
-        bench.stored(message, {"status": status, "result": None, "date_done": stored_at})
-        assert is_free(task) is has_ended
-
-    @pytest.mark.parametrize("scope", ["until_executing", "until_and_while_executing"])
-    def test_id_that_the_caller_gave_may_be_that_of_another_message(self, bench: Bench, scope: str) -> None:
-        task = queued(bench, lock_scope=scope)
-        message = bench.send(task, task_id=bench.app.main)
-        bench.app.backend.store_result(message.id, None, "SUCCESS")
-        assert not is_free(task)
-
-    def test_lock_that_should_have_ended_as_the_body_began(self, bench: Bench) -> None:
-        task = queued(bench, lock_scope="until_executing")
-        message = bench.send(task)
-        bench.app.backend.store_result(message.id, None, "SUCCESS")
-        assert is_free(task)
-
-    def test_backend_that_fails_keeps_no_lock_from_its_message(
-        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        task = queued(bench)
-        task.delay()
-        monkeypatch.setattr(bench.app.backend, "get", raises(OSError("away")))
-        assert not is_free(task)
-
-    def test_lock_that_lasts_for_its_time_is_not_asked_about(self, bench: Bench) -> None:
-        task = queued(bench, lock_scope="until_expired")
-        message = bench.send(task)
-        bench.app.backend.store_result(message.id, None, "SUCCESS")
-        assert not is_free(task)
-
-
 class TestHowLong:
     """Seconds for which a waiting message keeps others from being sent."""
 

@@ -69,14 +69,13 @@ class CommonStore(ABC):
     Args:
         server: the name of the place, for messages.
         mailbox: wakes the waiters of this process.
-        count: how many servers have a say about a lock.
+        quorum: how many servers are a majority.
+        spare: how many may say something else without changing what a majority says.
     """
 
-    def __init__(self, server: str, mailbox: RedisMailbox, *, count: int = 1) -> None:
+    def __init__(self, server: str, mailbox: RedisMailbox, *, quorum: int = 1, spare: int = 0) -> None:
         self.server, self.mailbox = server, mailbox
-        self._quorum = count // 2 + 1
-        #: How many may say something else without changing what a majority says.
-        self._spare = count - self._quorum
+        self._quorum, self._spare = quorum, spare
 
     @abstractmethod
     def abandon(self, hold: Hold) -> bool | None:
@@ -197,7 +196,8 @@ class CommonStore(ABC):
         """Wake the waiter that most answers name; whether they name one."""
         named = Counter(member for it in given if (member := lock_answers.to_wake(it)) is not None)
         for member, _ in named.most_common(1):
-            self._ask([lock_commands.push(member.decode(errors="replace"))], self._is_answered, step=WAKING)
+            # Nobody waits for the answers, if that is possible.
+            self._ask([lock_commands.push(member.decode(errors="replace"))], lambda *_: 0.0, step=WAKING)
         return bool(named)
 
     def _is_answered(self, place: int, answers: Answers) -> float | None:

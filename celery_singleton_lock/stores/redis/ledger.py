@@ -38,7 +38,7 @@ def _is_claim(answer: Any) -> bool:
 
 ALIGN = Script("ledger/align", answers=are_whole, each=lambda call: (len(call.args) - 2) // 2)
 CLAIM = Script("ledger/claim", answers=_is_claim)
-FORGET, RECORD, UNCLAIM = Script("ledger/forget"), Script("ledger/record"), Script("ledger/unclaim")
+FORGET, RECORD = Script("ledger/forget"), Script("ledger/record")
 
 
 class RedisLedger:
@@ -97,14 +97,16 @@ class RedisLedger:
         return Refused(None, remaining, claimer.decode(errors="replace"))
 
     def record(self, lasts: Mapping[str, int], owner: str, *, ceiling: int) -> None:
-        for part in batches([*lasts]):
-            keys = [self._runs, *keyspace.claim_keys(self._key, part)]
-            self._ask(Call(RECORD, keys, [owner, ms(LEDGER_TTL), ceiling, *_pairs(lasts, part)]))
+        self._end_claims(lasts, owner, ceiling, tombstone_ms=0)
 
     def unclaim(self, entries: Sequence[str], owner: str) -> None:
-        for part in batches(entries):
-            keys = [self._key + keyspace.TOMBSTONE + owner, *keyspace.claim_keys(self._key, part)]
-            self._ask(Call(UNCLAIM, keys, [owner, ms(TOMBSTONE_TTL)]))
+        self._end_claims(dict.fromkeys(entries, 0), owner, 0, tombstone_ms=ms(TOMBSTONE_TTL))
+
+    def _end_claims(self, lasts: Mapping[str, int], owner: str, ceiling: int, *, tombstone_ms: int) -> None:
+        tombstone = self._key + keyspace.TOMBSTONE + owner
+        for part in batches([*lasts]):
+            keys = [self._runs, tombstone, *keyspace.claim_keys(self._key, part)]
+            self._ask(Call(RECORD, keys, [owner, ms(LEDGER_TTL), ceiling, tombstone_ms, *_pairs(lasts, part)]))
 
     def _aligned(self, lasts: Mapping[str, int], ceiling: int) -> dict[str, int]:
         aligned: dict[str, int] = {}

@@ -50,9 +50,8 @@ def _one_of(*kinds: Answer) -> Callable[[Any], bool]:
     return can_be
 
 
-#: Whether something can be the answer to a vote; to an acquire.
-answers_vote = _one_of(*Answer)
-answers_question = _one_of(*(kind for kind in Answer if kind != Answer.NO_VOTE))
+#: Whether something can be the answer to an acquire.
+answers_acquire = _one_of(*Answer)
 
 _is_in_the_way = _one_of(Answer.HELD, Answer.RECORD, Answer.GIVEN_UP)
 
@@ -110,8 +109,8 @@ def parse_acquired(answer: Sequence[Any], request: LockRequest, sent_at: float) 
     kind, *rest = answer
     if kind == Answer.GRANTED:
         return request.lease(fence=rest[0], sent_at=sent_at)
-    if kind == Answer.GIVEN_UP:
-        raise GivenUp("this owner was given up before the server carried out its request")
+    if kind in (Answer.GIVEN_UP, Answer.NO_VOTE):
+        raise GivenUp("this owner was given up before the server carried out its request, or the server has no vote")
     return _in_the_way(answer, request.holder.message)
 
 
@@ -153,7 +152,7 @@ def record(message: str, content: bytes, pttl: int) -> Record:
 def parse_held(value: bytes, pttl: int) -> Held:
     """What a hold's value and its remaining milliseconds say."""
     owner, holder = value[:OWNER_LENGTH].decode(errors="replace"), Holder.loads(value[OWNER_LENGTH:])
-    return Held(holder, owner, float("inf") if pttl == -1 else max(pttl, 0) / 1000)
+    return Held(holder, owner, float("inf") if pttl == -1 else max(pttl, 0) / 1000, fence=_fence_in(value))
 
 
 def parse_holds(found: object, pttl: int) -> list[Held]:
@@ -167,19 +166,15 @@ def parse_holds(found: object, pttl: int) -> list[Held]:
         ResponseError: the elements of the set are something else.
     """
     if not isinstance(found, list):
-        return [_with_fence(found, pttl)] if isinstance(found, bytes) else []
+        return [parse_held(found, pttl)] if isinstance(found, bytes) else []
     pairs = zip(found[::2], found[1::2], strict=False)
     ends = {value: cleaned.whole(end) or 0 for value, end in pairs if isinstance(value, bytes)}
     now = max(ends.values(), default=0) - pttl
-    each = [_with_fence(value, -1 if pttl == -1 else end - now) for value, end in ends.items()]
+    each = [parse_held(value, -1 if pttl == -1 else end - now) for value, end in ends.items()]
     held = [replace(it, shared=True) for it in each]
     if any(it.holder is None for it in held):
         raise ResponseError("WRONGTYPE a set of other elements")
     return sorted((it for it in held if it.remaining), key=lambda it: it.fence or 0)
-
-
-def _with_fence(value: bytes, pttl: int) -> Held:
-    return replace(parse_held(value, pttl), fence=_fence_in(value))
 
 
 def _fence_in(value: bytes) -> int | None:

@@ -19,12 +19,11 @@ from celery_singleton_lock.stores.base import LockRequest, Record, Reservation
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.lock_answers import (
     PROMISE,
+    answers_acquire,
     answers_next,
-    answers_question,
     answers_refusal,
     answers_release,
     answers_renewal,
-    answers_vote,
 )
 from celery_singleton_lock.stores.redis.script import TOMBSTONE_TTL, Call, Script, are_texts, are_whole, ms
 from celery_singleton_lock.stores.store import Place
@@ -45,9 +44,8 @@ PROMISE_NAME = 8
 
 _FENCE_MS = ms(FENCE_TTL)
 
-#: The parts of a script that takes a lock.
-TAKING = "now", "lock/grant", "lock/answers", "lock/holds", "lock/line", "lock/request", "lock/newest"
-ACQUIRE = Script(*TAKING, "lock/acquire", answers=answers_question)
+_TAKING = "now", "lock/grant", "lock/answers", "lock/holds", "lock/line", "lock/request", "lock/newest"
+ACQUIRE = Script(*_TAKING, "lock/acquire", answers=answers_acquire)
 FREE = Script("now", "lock/holds", "lock/line", "lock/free", answers=answers_release)
 NEXT = Script("now", "lock/line", "lock/next", answers=answers_next)
 LOOK, PUSH = Script("now", "lock/holds", "lock/line", "lock/look"), Script("lock/push")
@@ -56,7 +54,6 @@ RENEW = Script("now", "lock/holds", "lock/renew", answers=answers_renewal, each=
 REPLACE = Script("lock/replace_records", answers=are_whole, each=lambda call: len(call.keys))
 
 #: For the nodes of a Redlock.
-VOTE = Script(*TAKING, "lock/vote", "lock/acquire", answers=answers_vote)
 PUT_BACK = Script("lock/put_back", answers=lambda answer: answer is None)
 VALUES = Script("lock/values", answers=are_texts, each=lambda call: len(call.keys))
 RAISE_FENCE, TAKE_BACK = Script("lock/raise_fence"), Script("lock/take_back")
@@ -70,19 +67,13 @@ def without_defaults(args: Sequence[object]) -> Sequence[object]:
     return args[:count]
 
 
-def acquire(request: LockRequest) -> Call:
-    """See `Store.acquire`."""
-    keys, args = question(request)
-    return Call(ACQUIRE, keys, without_defaults(args))
-
-
-def question(request: LockRequest, *, fence_seed: int | str = "", memory_ms: int = 0) -> tuple[list[str], list[object]]:
-    """KEYS and ARGV of `request.lua`; see `acquire`.
+def acquire(request: LockRequest, *, seed: int | str = "", memory: str | None = None) -> Call:
+    """See `Store.acquire`.
 
     Args:
         request: what is asked for.
-        fence_seed: the least fence; empty: the server's time.
-        memory_ms: how long a node of a Redlock remembers since when it remembers; 0 to trust it as it is.
+        seed: the least fence; empty: the server's time.
+        memory: the key that says since when a node of a Redlock remembers; None to trust the server as it is.
     """
     key, holder, given_up, arrival = request.key, request.holder, request.given_up, request.arrival
     keys = [key + keyspace.FENCE, key + keyspace.TOMBSTONE + request.owner]
@@ -94,7 +85,9 @@ def question(request: LockRequest, *, fence_seed: int | str = "", memory_ms: int
         keys.append(key + keyspace.ORDER + arrival.order)
     keys.append(keyspace.run_key(key))
     keys += [key + keyspace.TOMBSTONE + each for each in given_up]
-    return keys, [
+    if memory:
+        keys.append(memory)
+    args = [
         request.owner,
         holder.json_around_fence(request.ttl),
         ms(request.ttl),
@@ -103,63 +96,37 @@ def question(request: LockRequest, *, fence_seed: int | str = "", memory_ms: int
         request.member if request.waiting else "",
         ms(request.since) if request.since else 0,
         holder.kept_as,
-        fence_seed,
-        memory_ms,
+        seed,
+        ms(MEMORY_TTL) if memory else 0,
         request.limit - 1,
-        "".join(given_up),
         tombstone_ms(request.ttl) if given_up or request.late else 0,
         *((holder.order_member, arrival.number or "", ms(arrival.seconds)) if arrival else ("", "", 0)),
         arrival.order if arrival and arrival.stops else "",
         int(request.late),
     ]
+    return Call(ACQUIRE, keys, without_defaults(args))
 
 
-def free(hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Call:
-    """See `Store.free`."""
-    return ending(hold, hold.owner, record=record, reservation=reservation)
-
-
-def abandon(hold: Hold) -> Call:
-    """See `Store.abandon`."""
-    return ending(hold, hold.owner, tombstones=(hold.owner,))
-
-
-def undo(request: LockRequest, *, wakes: bool = True) -> Call:
-    """As `abandon`, for an acquire that was not answered.
-
-    It may be carried out late, when the owner has asked again and got the lock. So the whole value is named, with the
-    holder as it is here; but for the fence, which is not known.
-    """
-    value = request.owner + request.holder.json_around_fence(request.ttl).partition("\n")[0] + ","
-    return ending(request.hold(), value, tombstones=(request.owner,), wakes=wakes)
-
-
-def ending(
+def free(
     hold: Hold,
-    value: str,
     *,
     record: Record | None = None,
     reservation: Reservation | None = None,
-    frees: bool = True,
-    tombstones: Sequence[str] = (),
-    tombstone_for: int | None = None,
+    for_good: bool = False,
     wakes: bool = True,
     repeated: bool = False,
 ) -> Call:
-    """A call of `free.lua`.
+    """See `Store.free`.
 
     However late it is sent (`Call.again`), what it leaves behind ends at the same time: from a record's remaining time,
     its reader sees how long ago the body ended.
 
     Args:
         hold: what to end.
-        value: how the value of the hold to end begins.
         record, reservation: what to leave behind.
-        frees: whether the hold ends.
-        tombstones: owners that take nothing from now on.
-        tombstone_for: milliseconds for which that is remembered; None: for as long as a late request may take to come.
+        for_good: whether the owner takes nothing any more, and gets a tombstone.
         wakes: whether a waiter is woken.
-        repeated: see `Call.again`.
+        repeated: whether it may have been carried out before: then it replaces no other record.
     """
     key = hold.key
     keys = [key + keyspace.WAITING, key + keyspace.ASKED]
@@ -167,36 +134,38 @@ def ending(
         keys.append(key + keyspace.DONE + record.message)
     if reservation is not None:
         keys.append(key + keyspace.DONE + reservation.holder.message)
-    if frees:
-        keys.append(keyspace.run_key(key))
-    keys += [key + keyspace.TOMBSTONE + each for each in tombstones]
+    keys.append(keyspace.run_key(key))
+    if for_good:
+        keys.append(key + keyspace.TOMBSTONE + hold.owner)
     args: list[object] = [
-        value,
+        hold.owner,
         int(wakes),
         *((record.content, ms(record.seconds)) if record else ("", 0)),
         int(repeated),
         *((_reserved(reservation.holder), ms(reservation.seconds)) if reservation else ("", 0)),
-        (tombstone_ms(hold.ttl) if tombstone_for is None else tombstone_for) if tombstones else 0,
-        int(not frees),
+        tombstone_ms(hold.ttl) if for_good else 0,
     ]
     if record is None and reservation is None:
         return Call(FREE, keys, without_defaults(args))
     began = clock.now()
 
-    def later(repeated: bool) -> Call:
+    def later() -> Call:
         late = clock.now() - began
-        return ending(
+        return free(
             hold,
-            value,
             record=record and record.after(late),
             reservation=reservation and reservation.after(late),
-            tombstones=tombstones,
-            tombstone_for=tombstone_for,
+            for_good=for_good,
             wakes=wakes,
-            repeated=repeated,
+            repeated=True,
         )
 
     return Call(FREE, keys, without_defaults(args), later=later)
+
+
+def abandon(hold: Hold, *, wakes: bool = True) -> Call:
+    """See `Store.abandon`."""
+    return free(hold, for_good=True, wakes=wakes)
 
 
 def refuse(key: str, holder: Holder, record: Record, *, promise: Record | None = None) -> Call:
@@ -262,28 +231,9 @@ def tombstone_ms(ttl: float) -> int:
 
 
 def vote(request: LockRequest, *, memory: str | None) -> Call:
-    """As `acquire`, for a node of a Redlock.
-
-    Args:
-        request: what is asked for.
-        memory: the key that says since when a node remembers; None to trust it as it is.
-    """
+    """As `acquire`, for a node of a Redlock."""
     # One seed for all nodes, or their counters would differ, and have to be made equal before a token is given out.
-    seed = round(clock.wall() * 1_000_000)
-    keys, args = question(request, fence_seed=seed, memory_ms=ms(MEMORY_TTL) if memory else 0)
-    return Call(VOTE, [*keys, memory] if memory else keys, without_defaults(args))
-
-
-def free_for_good(hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Call:
-    """As `free`; the owner takes nothing any more."""
-    return ending(
-        hold,
-        hold.owner,
-        record=record,
-        reservation=reservation,
-        tombstones=(hold.owner,),
-        tombstone_for=ms(hold.ttl),
-    )
+    return acquire(request, seed=round(clock.wall() * 1_000_000), memory=memory)
 
 
 def promise_of(record: Record, seconds: float) -> Record:

@@ -395,20 +395,6 @@ class Nodes:
         for node in self.each:
             node.repeat(call, seconds)
 
-    def majority(self, call: Call) -> list[Any]:
-        """The answers of a majority at least.
-
-        Raises:
-            LockUnavailable: there is none.
-        """
-        answers = Answers()
-        for _ in tries():
-            enough = self.decided_by(lambda answer: not isinstance(answer, Exception))
-            answers = self.ask(call, enough, seconds=MAX_ANSWER)
-            if len(answers.given) >= self.quorum:
-                return answers.given
-        raise self.unavailable(answers.errors)
-
     def first(self, use: Callable[[Server], T]) -> T:
         """What `use` gives for the first node that answers.
 

@@ -42,10 +42,6 @@ class Outbox(Batches[Call]):
         self._servers = servers
         super().__init__("releases and ends of messages", after=AFTER, level=level)
 
-    def unfreed(self) -> set[str]:
-        """The keys of the locks whose releases were not answered yet, also of those that are under way."""
-        return {key for what, key, _ in [it.name for it in self.in_time()] if what == "free"}
-
     def send_those_of(self, key: str) -> None:
         """Send those of a lock again, now: what is asked next comes after them, so that a copy of a message that has
         ended in this process finds that out, whatever it asks.

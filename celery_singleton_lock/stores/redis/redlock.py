@@ -123,8 +123,9 @@ class RedlockStore(CommonStore):
     """
 
     def __init__(self, servers: Sequence[Server], server: str, *, memory: str | None) -> None:
-        super().__init__(server, RedisMailbox(lambda _: self._well(), server), count=len(servers))
         self._nodes = Nodes(servers, server)
+        mailbox = RedisMailbox(lambda _: self._well(), server)
+        super().__init__(server, mailbox, quorum=self._nodes.quorum, spare=self._nodes.spare)
         self._memory = memory
 
     def acquire(self, request: LockRequest) -> Lease | Held | Record:
@@ -148,7 +149,7 @@ class RedlockStore(CommonStore):
 
     def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Freeing:
         answers = Answers()
-        call = lock_commands.free_for_good(hold, record=record, reservation=reservation)
+        call = lock_commands.free(hold, record=record, reservation=reservation, for_good=True)
         for number in tries():
             answers = self._freed(hold, call, repeats=number == 0)
             ours, gone = _freed_on(answers)
@@ -168,7 +169,7 @@ class RedlockStore(CommonStore):
 
     def remember(self, key: str, record: Record) -> None:
         hold = Hold.of_nobody(key)
-        self._freed(hold, lock_commands.free_for_good(hold, record=record), repeats=True)
+        self._freed(hold, lock_commands.free(hold, record=record, for_good=True), repeats=True)
 
     def refuse(self, key: str, holder: Holder, record: Record) -> Held | Record | None:
         sent: list[Record] = []
@@ -181,7 +182,7 @@ class RedlockStore(CommonStore):
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
         for batch in batches(records):
-            self._nodes.majority(lock_commands.replace_records(batch))
+            self._majority(lock_commands.replace_records(batch))
 
     def _well(self) -> Server:
         """The node on which this process reads its mailbox."""
@@ -229,8 +230,8 @@ class RedlockStore(CommonStore):
         if request.another is not None:
             maybe = [node.index for node in self._nodes.each if _may_hold(answers.get(node.index))]
             request.late = bool(maybe)
-            undo = lock_commands.undo(request, wakes=False)
-            self._nodes.send(undo, maybe, repeat_for=max(request.ttl, REPEAT_FOR))
+            abandon = lock_commands.abandon(request.hold(), wakes=False)
+            self._nodes.send(abandon, maybe, repeat_for=max(request.ttl, REPEAT_FOR))
         return votes.record or votes
 
     def _fence(self, wanted: LockRequest, fences: Sequence[int]) -> int | None:
@@ -276,7 +277,12 @@ class RedlockStore(CommonStore):
         return self._nodes.ask_each(calls, enough, seconds=step or MAX_ANSWER, connect=step)
 
     def _majority(self, call: Call, *, of: str = "") -> list[Any]:
-        return self._nodes.majority(call)
+        each: list[Answers] = []
+        for _ in tries():
+            each = self._ask([call], self._is_answered)
+            if len(each[0].given) >= self._quorum:
+                return each[0].given
+        raise self._unanswered(each)
 
     def _read(self, reading: Callable[[Server], T], key: str = "") -> list[T]:
         return self._nodes.read(reading, at_least=self._quorum)

@@ -74,15 +74,11 @@ class Call(NamedTuple):
     script: Script
     keys: Sequence[str]
     args: Sequence[object]
-    later: Callable[[bool], Call] | None = None
+    later: Callable[[], Call] | None = None
 
-    def again(self, *, repeated: bool = True) -> Call:
-        """The call to send now if this one was not answered.
-
-        Args:
-            repeated: whether it may have been carried out long ago, so that others have acted on it.
-        """
-        return self.later(repeated) if self.later else self
+    def again(self) -> Call:
+        """The call to send if this one was not answered: it may have been carried out, and others have acted on it."""
+        return self.later() if self.later else self
 
     def understood(self, answer: Any) -> Any:
         """The answer, or the server's error.

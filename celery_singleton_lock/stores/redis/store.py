@@ -33,7 +33,7 @@ from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record
 from celery_singleton_lock.stores.redis import keyspace, lock_answers, lock_commands
 from celery_singleton_lock.stores.redis.cluster import Cluster
 from celery_singleton_lock.stores.redis.common import Answers, CommonStore, Enough
-from celery_singleton_lock.stores.redis.connection import NO_ANSWER, alone
+from celery_singleton_lock.stores.redis.connection import NO_ANSWER, alone, unless_error
 from celery_singleton_lock.stores.redis.journal import RedisJournal
 from celery_singleton_lock.stores.redis.mailbox import RedisMailbox
 from celery_singleton_lock.stores.redis.outbox import CallId, Outbox
@@ -100,7 +100,7 @@ class RedisStore(CommonStore):
             # and reading. If the server answers, this is undone now, otherwise when it answers again.
             answers = not isinstance(error, LockUnavailable) or isinstance(error.__cause__, _ANSWERS)
             call_id = "acquire", request.key, request.owner
-            self._end(call_id, lock_commands.undo(request), request.ttl, at_once=answers)
+            self._end(call_id, lock_commands.abandon(request.hold()), request.ttl, at_once=answers)
             raise
 
     def free(self, hold: Hold, *, record: Record | None = None, reservation: Reservation | None = None) -> Freeing:
@@ -141,20 +141,16 @@ class RedisStore(CommonStore):
         return self._patiently(ask)
 
     def replace_records(self, records: Sequence[tuple[str, Record]]) -> None:
-        unsaid = self._outbox.unfreed()
-        there = [record for record in records if record[0] not in unsaid]
-        batches = [lock_commands.replace_records(batch) for batch in self._batches(there, lambda it: it[0])]
+        calls = [lock_commands.replace_records(batch) for batch in self._batches(records, lambda it: it[0])]
 
         def attempt() -> None:
-            for answer in self._servers.run_each(batches):
-                if isinstance(answer, Exception):
-                    raise answer
+            # A release would come after this, with the record that this is to replace.
+            for key in {key for key, _ in records}:
+                self._outbox.send_those_of(key)
+            for answer in self._servers.run_each(calls):
+                unless_error(answer)
 
-        if batches:
-            self._patiently(attempt)
-        if len(there) < len(records):
-            # It would come after this, and put back what this is to replace.
-            raise LockUnavailable(self.server, "the release that has the record was not answered yet")
+        self._patiently(attempt)
 
     def place_of(self, key: str) -> Hashable:
         return self._servers.place_of(keyspace.run_key(key))
@@ -188,7 +184,7 @@ class RedisStore(CommonStore):
 
     def _freed_again(self, call: Call) -> Freeing:
         # Gone when the call is repeated: the first one has worked, and only its reply was lost.
-        return Freeing.NOW if self._released(call.again(repeated=False)) else Freeing.UNCLEAR
+        return Freeing.NOW if self._released(call.again()) else Freeing.UNCLEAR
 
     def _released(self, call: Call) -> bool:
         """Send the end of a hold, and wake the next waiter; whether it was held."""

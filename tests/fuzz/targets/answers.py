@@ -53,8 +53,7 @@ def _pairs(value: Any, *, before: int) -> Answer:
 #: What a script answers; after the first answer the caller is done.
 _QUESTION: tuple[Any, ...] = ([1, 7, 0], [0, VALUE, 500, 0], [2, RECORD, 500], [4], [5, 3])
 _OF_SCRIPTS: dict[Any, tuple[Any, ...]] = {
-    lock_commands.ACQUIRE: _QUESTION,
-    lock_commands.VOTE: (*_QUESTION, [3, 500]),
+    lock_commands.ACQUIRE: (*_QUESTION, [3, 500]),
     lock_commands.REFUSE: ([1], *_QUESTION[1:3], _QUESTION[4]),
     lock_commands.FREE: (1, 0, f"p:mail:1|{VALUE[:32]}"),
     lock_commands.NEXT: (None, f"p:mail:1|{VALUE[:32]}"),
@@ -70,7 +69,6 @@ _OF_SCRIPTS: dict[Any, tuple[Any, ...]] = {
     ledger.CLAIM: ([1], [2, 5], [0, 100, "x"]),
     ledger.FORGET: (1,),
     ledger.RECORD: (1,),
-    ledger.UNCLAIM: (1,),
 }
 _BY_NAME = {
     name: found

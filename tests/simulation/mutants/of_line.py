@@ -19,13 +19,13 @@ MUTANTS = (
     ),
     _line(
         "a worker that ends leaves the line",
-        old="        self._leave([*self._copies])\n",
+        old="            for key in [*self._copies]:\n                self._leave(key)\n",
         new="",
     ),
     _line(
         "a message in line is found again after an error of the server",
-        old="                self._failures += 1\n                self._due_at",
-        new="                return\n                self._due_at",
+        old="            self._look_soon([*self._copies], 0.0)\n",
+        new="            self._copies.clear()\n",
     ),
     _script(
         "the message that has waited longest begins first, in whichever worker",

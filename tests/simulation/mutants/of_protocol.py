@@ -51,7 +51,7 @@ MUTANTS = (
     ),
     _store(
         "what an interrupted acquire may have taken is taken back",
-        old="            self._end(call_id, lock_commands.undo(request), request.ttl, at_once=answers)\n",
+        old="            self._end(call_id, lock_commands.abandon(request.hold()), request.ttl, at_once=answers)\n",
         new="",
         kind="locks",
     ),

@@ -14,9 +14,9 @@ _put_back = partial(_mutant, file=f"{_SCRIPTS}/put_back.lua")
 MUTANTS = (
     _mutant(
         "a node that has lost its data has no vote for one ttl",
-        f"{_SCRIPTS}/vote.lua",
-        "  if since < tonumber(ttl) and",
-        "  if since < 0 and",
+        f"{_SCRIPTS}/acquire.lua",
+        "  if remembers < tonumber(ttl) and",
+        "  if remembers < 0 and",
     ),
     _mutant(
         "a Redlock is held on a majority of its nodes",

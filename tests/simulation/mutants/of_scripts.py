@@ -52,14 +52,14 @@ MUTANTS = (
     ),
     _acquire(
         "what arrives late of an owner that has ended takes nothing",
-        old="redis.call('EXISTS', tombstone) == 1 and not hold_of(lock, owner) then",
+        old="is_given_up and not hold_of(lock, owner) then",
         new="false then",
     ),
     Mutant(
         "an earlier try that comes last takes nothing",
         f"{_SCRIPTS}/request.lua",
-        "again = ARGV[17] or '', ARGV[18] == '1'",
-        "again = ARGV[17] or '', false",
+        "again = ARGV[16] or '', ARGV[17] == '1'",
+        "again = ARGV[16] or '', false",
         nodes=1,
         kind="locks",
     ),

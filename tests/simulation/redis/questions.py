@@ -69,17 +69,13 @@ def _endings(draw: Any) -> Call:
     hold, holder = draw(HOLDS), draw(HOLDERS)
     record = _of(holder, draw(st.none() | RECORDS))
     reservation = draw(st.none() | st.builds(Reservation, HOLDERS, TTLS))
-    kind = draw(st.integers(0, 5))
+    kind = draw(st.integers(0, 3))
     if kind == 0:
         return lock_commands.abandon(hold)
     if kind == 1:
-        return lock_commands.undo(draw(REQUESTS))
-    if kind == 2:
-        return lock_commands.free_for_good(hold, record=record, reservation=reservation)
-    if kind == 3:
-        return lock_commands.abandon(hold)
+        return lock_commands.free(hold, record=record, reservation=reservation, for_good=True)
     call = lock_commands.free(hold, record=record, reservation=reservation)
-    return call.again(repeated=draw(st.booleans())) if draw(st.booleans()) else call
+    return call.again() if draw(st.booleans()) else call
 
 
 @st.composite

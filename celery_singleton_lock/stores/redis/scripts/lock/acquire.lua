@@ -2,14 +2,26 @@
 -- Follows request.lua, which names the KEYS and ARGV, holds.lua, line.lua, grant.lua, newest.lua and answers.lua.
 -- -> {GRANTED, fence} | {HELD, value, pttl} | {HELD, '', pttl} it is left to one that has waited for longer
 --  | {RECORD, record, pttl} this message has been carried out
---  | {GIVEN_UP} the owner takes nothing any more
+--  | {GIVEN_UP} the owner takes nothing any more | {NO_VOTE, ms} a node of a Redlock has no vote for so long
 --  | {NEWEST, value, pttl, number, waiter to wake or ''} held, and this message is the newest of an order of which only the newest runs; with its
 --    number there
 --  | {SUPERSEDED, value, pttl, newest, waiter to wake or ''} this message is not the newest
 -- Idempotent by owner: a repeated acquire whose first reply was lost gets the same hold. The first one may come last, when the owner has freed it:
 -- so a grant to a repeated one leaves the owner's tombstone. An owner that has one keeps what it has, and takes nothing.
-local OWNER_LENGTH, REPLACED, FENCE = 32, 7, 10
-if redis.call('EXISTS', tombstone) == 1 and not hold_of(lock, owner) then
+local is_given_up = redis.call('EXISTS', tombstone) == 1
+if memory and not is_given_up then
+  -- A node that has forgotten everything (a restart, a flush) does not know who holds what: it has no vote for one ttl.
+  local left = redis.call('PTTL', memory)
+  if left < 0 then
+    redis.call('SET', memory, 1, 'PX', memory_ms)
+    left = memory_ms
+  end
+  local remembers = memory_ms - left
+  if remembers < tonumber(ttl) and #values == 0 then
+    return {NO_VOTE, ttl - remembers}
+  end
+end
+if is_given_up and not hold_of(lock, owner) then
   return {GIVEN_UP}
 end
 
@@ -25,9 +37,7 @@ end
 
 for i = FIRST + 1, #KEYS - (memory and 1 or 0) do
   redis.call('SET', KEYS[i], 1, 'PX', tombstone_ms)
-end
-for at = 1, #given_up, #owner do
-  take_from(string.sub(given_up, at, at + #owner - 1))
+  take_from(string.sub(KEYS[i], -#owner)) -- A tombstone's key ends with its owner.
 end
 
 if checks_finished then
@@ -49,6 +59,15 @@ if limit > 1 or #values > 1 or order then
   local _, last = string.find(string.gsub(holder, '\\.', '..'), '^%["[^"]+",')
   beginning = last and string.sub(holder, 1, last)
 end
+
+local function grant(old, number, value)
+  put(lock, old, value or owner .. string.gsub(holder, '\n', ',' .. number, 1), ttl, is_set)
+  if again then
+    redis.call('SET', tombstone, 1, 'PX', tombstone_ms)
+  end
+  return {GRANTED, tonumber(number)}
+end
+
 local held, kept, copy, first, first_pttl = #values
 for i, value in ipairs(values) do
   local token, pttl = string.sub(value, 1, #owner), lasts[i]
@@ -56,18 +75,10 @@ for i, value in ipairs(values) do
     -- If this one comes late, its hold does not end sooner.
     ttl = math.max(pttl, ttl)
     -- Its own fence: the highest one is another's if several hold the lock, or is not known any more.
-    local readable, fields = pcall(cjson.decode, string.sub(value, #owner + 1))
-    local number = readable and type(fields) == 'table' and tonumber(fields[FENCE])
-    if number and fields[NEWER] then
-      put(lock, value, value, ttl, is_set) -- It is to stop, which is not to be forgotten.
-    else
-      number = number and string.format('%.0f', number) or next_fence(fence, fence_ttl, seed)
-      put(lock, value, owner .. string.gsub(holder, '\n', ',' .. number, 1), ttl, is_set)
-    end
-    if again then
-      redis.call('SET', tombstone, 1, 'PX', tombstone_ms)
-    end
-    return {GRANTED, tonumber(number)}
+    local fields = holder_of(value)
+    local number = tonumber(fields[FENCE])
+    number = number and string.format('%.0f', number) or next_fence(fence, fence_ttl, seed)
+    return grant(value, number, fields[NEWER] and value) -- That it is to stop is not to be forgotten.
   elseif reserved_as ~= '' and token == reserved_as then
     kept = value
   elseif beginning and begins_with(string.sub(value, OWNER_LENGTH + 1), beginning) then
@@ -88,8 +99,8 @@ if kept then
   -- for nobody while that task ends.)
   in_use = 0
   for _, value in ipairs(values) do
-    local readable, fields = pcall(cjson.decode, string.sub(value, OWNER_LENGTH + 1))
-    if value ~= kept and not (readable and type(fields) == 'table' and fields[TTL] == 0 and (tonumber(fields[REPLACED]) or 0) >= 0) then
+    local fields = holder_of(value)
+    if value ~= kept and not (fields[TTL] == 0 and (tonumber(fields[REPLACED]) or 0) >= 0) then
       in_use = in_use + 1
     end
   end
@@ -143,10 +154,5 @@ elseif first and not is_set then
   redis.call('DEL', lock)
   put(lock, nil, first, first_pttl, true)
 end
-local number = next_fence(fence, fence_ttl, seed)
 is_set = limit > 1 or is_set and first ~= nil
-put(lock, nil, owner .. string.gsub(holder, '\n', ',' .. number, 1), ttl, is_set)
-if again then
-  redis.call('SET', tombstone, 1, 'PX', tombstone_ms)
-end
-return {GRANTED, tonumber(number)}
+return grant(nil, next_fence(fence, fence_ttl, seed))

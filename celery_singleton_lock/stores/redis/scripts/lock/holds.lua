@@ -4,6 +4,15 @@
 -- Follows now.lua.
 local HOLD = '^%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%x%['
 
+-- OWNER_LENGTH: what follows in a value is the holder, an array: `Holder.dumps`. The others: places in it.
+local OWNER_LENGTH, RETRIES, PID, REPLACED, TTL, FENCE, ORDER, NEWER = 32, 3, 5, 7, 9, 10, 12, 13
+
+-- -> the holder in a value; an empty table if somebody else wrote it
+local function holder_of(value)
+  local readable, fields = pcall(cjson.decode, string.sub(value, OWNER_LENGTH + 1))
+  return readable and type(fields) == 'table' and fields or {}
+end
+
 local function begins_with(value, beginning)
   return string.sub(value, 1, #beginning) == beginning
 end

@@ -3,7 +3,6 @@
 -- Follows request.lua, now.lua and holds.lua. KNOWN: the most messages that an order has, the newest ones.
 -- -> the number of this message in the order; the newest of all, if that is another one; the newest before this one, if this one has just come
 local KNOWN = 1000
-local PID, TTL, ORDER, NEWER = 5, 9, 12, 13
 local function arrive()
   local number = redis.pcall('ZSCORE', order, order_member)
   if type(number) == 'table' then
@@ -32,8 +31,8 @@ end
 -- that asked for it.
 -- -> the value; whether nobody runs under it: the lock is kept for an older message that waits
 local function stop(value, pttl)
-  local readable, fields = pcall(cjson.decode, string.sub(value, #owner + 1))
-  if not readable or type(fields) ~= 'table' or fields[ORDER] ~= stops then
+  local fields = holder_of(value)
+  if fields[ORDER] ~= stops then
     return value, false
   end
   if fields[PID] == 0 then

@@ -8,7 +8,6 @@
 -- Idempotent by the record: a repeated call finds its own. '?', eight characters that name the call, and a record are a
 -- promise, on one node of a Redlock: it keeps others from recording anything, and the record that it promises replaces it.
 local done, lock = KEYS[1], KEYS[2]
-local OWNER_LENGTH, RETRIES, REPLACED = 32, 3, 7
 local PROMISED = '^%?........(.*)$'
 local record, record_ms, reserved_as, sending, retries, replaced, promise = ARGV[1] or '', unpack(ARGV, 2)
 
@@ -26,8 +25,8 @@ local is_lock, values, lasts = pcall(holds_of, lock)
 for i, value in ipairs(is_lock and values or {}) do
   local is_copy = reserved_as ~= '' and begins_with(value, reserved_as)
   if sending ~= '' and string.sub(value, OWNER_LENGTH + 1, OWNER_LENGTH + #sending) == sending then
-    local readable, fields = pcall(cjson.decode, string.sub(value, OWNER_LENGTH + 1))
-    is_copy = is_copy or readable and fields[RETRIES] == tonumber(retries) and fields[REPLACED] == tonumber(replaced)
+    local fields = holder_of(value)
+    is_copy = is_copy or fields[RETRIES] == tonumber(retries) and fields[REPLACED] == tonumber(replaced)
   end
   if is_copy then
     return {HELD, value, lasts[i]}

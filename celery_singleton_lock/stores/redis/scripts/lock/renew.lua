@@ -2,7 +2,6 @@
 -- KEYS lock...  ARGV owner, ttl ms, ... (a pair for each key; a ttl that begins with '+' does not shorten what is left)
 -- -> {1 | id | 0, ...}: 1 renewed, 0 no longer held; the id of a task: renewed, but to end for that task, see newest.lua
 -- Never creates a key. A foreign value is "not held", and does not fail the others.
-local OWNER_LENGTH, NEWER = 32, 13
 local renewed = {}
 for i, lock in ipairs(KEYS) do
   local owner, ttl = ARGV[2 * i - 1], ARGV[2 * i]
@@ -19,8 +18,7 @@ for i, lock in ipairs(KEYS) do
       renewed[i] = redis.call('PEXPIRE', lock, ttl)
     end
     if string.sub(value, -2) == ']]' then
-      local readable, fields = pcall(cjson.decode, string.sub(value, OWNER_LENGTH + 1))
-      local newer = readable and type(fields) == 'table' and fields[NEWER]
+      local newer = holder_of(value)[NEWER]
       if type(newer) == 'table' and type(newer[2]) == 'string' then
         renewed[i] = newer[2]
       end

@@ -1,4 +1,4 @@
--- Names what is asked of a lock, and what is there, for acquire.lua and for what looks before it (vote.lua).
+-- Names what is asked of a lock, and what is there, for acquire.lua.
 -- Follows holds.lua.
 -- A key or an argument costs the server as much as half a command. So rare ones are left out if they are not needed.
 -- KEYS fence, tombstone, [record (if it checks),] [waiting, asked (if it waits since some time, or has arrived),] [order (if it has arrived),]
@@ -9,15 +9,14 @@
 --      owner under which the lock may be reserved for it ('': none),
 --      seed of the counter of fences ('': the server's time),
 --      memory ms (0: trust the server as it is), how many may hold it beside this one (with those that took it under another limit),
---      owners that were given up (one behind the other), tombstone ms,
+--      tombstone ms,
 --      arrived as ('': it has no place in an order of which only the newest runs), number in that order ('': not known), ms of that order,
 --      name of its order: a holder of that order is to stop for it ('': none is), again (1: an earlier try may still be carried out)
 local owner, holder, ttl, fence_ttl, checks_finished = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
 local member, since, reserved_as = ARGV[6] or '', ARGV[7] or '0', ARGV[8] or ''
 local seed, memory_ms, limit = tonumber(ARGV[9] or ''), tonumber(ARGV[10] or 0), tonumber(ARGV[11] or 0) + 1
-local given_up, tombstone_ms = ARGV[12] or '', ARGV[13]
-local order_member, arrived, order_ms = ARGV[14] or '', tonumber(ARGV[15] or ''), ARGV[16]
-local stops, again = ARGV[17] or '', ARGV[18] == '1'
+local tombstone_ms, order_member, arrived, order_ms = ARGV[12], ARGV[13] or '', tonumber(ARGV[14] or ''), ARGV[15]
+local stops, again = ARGV[16] or '', ARGV[17] == '1'
 
 local fence, tombstone = KEYS[1], KEYS[2]
 local FIRST, done, waiting, asked, order = 3
