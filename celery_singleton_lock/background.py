@@ -101,7 +101,7 @@ class BackgroundJob:
                     with self._mutex:
                         self._due_at = min(self._due_at, clock.now() + pause)
         finally:
-            if self._runs is thread:  # It was killed: the next caller starts another one.
+            if self._thread is thread:  # It was killed: the next caller starts another one.
                 self._thread = self._runs = None
 
     def _wait(self) -> bool:
