@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from celery.utils.log import get_logger
 
@@ -29,9 +30,6 @@ LINGER = 1.0
 #: The longest sleep of a thread in seconds: a sleep does not count the time during which the host is suspended.
 MAX_SLEEP = 1.0
 
-#: Seconds after which a thread that should have worked is late: its process was stopped, say.
-MOMENT = 0.02
-
 
 class BackgroundJob:
     """Calls `work` in a separate thread.
@@ -40,9 +38,6 @@ class BackgroundJob:
         name: the name of the thread.
         work: does all work; returns None when nothing is left, otherwise the seconds until the next call.
         after: seconds that work waits for more work.
-
-    Attributes:
-        is_late: whether the thread began its work later than it was due.
     """
 
     def __init__(self, name: str, work: Callable[[], float | None], *, after: float = 0.0) -> None:
@@ -60,7 +55,6 @@ class BackgroundJob:
         self._changed = threading.Condition(lock)
         #: When `work` is called next; infinite when it is not, and until the thread has looked for what to do.
         self._due_at = math.inf
-        self.is_late = False
         #: The thread that was started for the work, and the same one once it runs, as it says itself.
         self._thread: threading.Thread | None = None
         self._runs: threading.Thread | None = None
@@ -98,14 +92,16 @@ class BackgroundJob:
                 try:
                     pause = self._work()
                 except (Exception, SystemExit):
-                    # Also if user code calls `sys.exit`: without this thread, no more work would be done.
-                    logger.exception("%s: unexpected error; going on", self._name)
+                    # Also if user code calls `sys.exit`, or a filter of the log fails: without this thread, no more
+                    # work would be done.
+                    with suppress(Exception):
+                        logger.exception("%s: unexpected error; going on", self._name)
                     pause = RETRY_AFTER
                 if pause is not None:
                     with self._mutex:
                         self._due_at = min(self._due_at, clock.now() + pause)
         finally:
-            if self._runs is thread:  # It was killed: the next caller starts another one.
+            if self._thread is thread:  # It was killed: the next caller starts another one.
                 self._thread = self._runs = None
 
     def _wait(self) -> bool:
@@ -121,7 +117,6 @@ class BackgroundJob:
                 # Under the mutex, so that the next caller finds no thread, and starts one.
                 self._thread = self._runs = None
                 return False
-            self.is_late = clock.now() > self._due_at + MOMENT
             self._due_at = math.inf  # Before it looks: it may not see work that comes from now on.
             return True
 

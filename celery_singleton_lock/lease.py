@@ -15,8 +15,6 @@ from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockLost
 from celery_singleton_lock.holder import new_owner
 
-_FOREVER = float("inf")
-
 
 class Hold:
     """Something under a key that can be freed, whether or not anybody trusts it.
@@ -71,14 +69,14 @@ class Lease(Hold):
         fence: a number that is higher for every later holder of the same key. Let the system to which you write refuse
             a lower number than it has seen, and a stale holder cannot do harm. 0 if no lock is held.
         reason: why the lease was lost; None if it is not lost.
+        is_told: whether its holder was told that it is lost.
     """
 
     # Written by the thread that renews the lease (`extend`, `lose`), read by the thread that runs under it; each
     # attribute is replaced as a whole, so neither needs a mutex. For the renewal:
     # - trusted_until: on `clock.now()`; after it somebody else may hold the lock.
-    # - longest: no later ttl is longer, because a request for this one may still arrive.
     # - ask: asks the store whether a lease is still held, and extends or loses it; set by the heartbeat.
-    __slots__ = ("acquired_at", "ask", "fence", "longest", "pid", "reason", "renewals", "trusted_until")
+    __slots__ = ("acquired_at", "ask", "fence", "is_told", "pid", "reason", "renewals", "trusted_until")
 
     def __init__(self, key: str, owner: str, *, ttl: float, fence: int, sent_at: float, limit: int = 1) -> None:
         # As in `Hold`, without calling it: each task makes a lease, and a call takes longer than these lines.
@@ -88,8 +86,8 @@ class Lease(Hold):
         self.pid = os.getpid()
         self.superseded_by: str | None = None
         self.reason: str | None = None
+        self.is_told = False
         self.ask: Callable[[Lease], None] | None = None
-        self.longest = _FOREVER
         self.acquired_at, self.renewals = sent_at, 0
         self.trusted_until = trust.end_of(sent_at, ttl)
 
@@ -127,36 +125,10 @@ class Lease(Hold):
         if not self.held:
             raise LockLost(self.key, self.reason or "the lease ended")
 
-    def begin(self, sent_at: float) -> None:
-        """Trust the lease from `sent_at`, when the command that took it was sent."""
-        self.acquired_at, self.renewals = sent_at, 0
-        self.trusted_until = trust.end_of(sent_at, self.ttl)
-
     def extend(self, sent_at: float, ttl: float) -> None:
         """Trust the lease again from `sent_at`, when the command that renewed it with this ttl was sent."""
         self.renewals += 1
-        self.trusted_until = max(self.trusted_until, trust.end_of(sent_at, min(ttl, self.ttl)))
-
-    def with_ttl(self, ttl: float) -> Lease:
-        """The same hold with another ttl, to ask for it; until that is answered, the shorter of the two counts."""
-        asked = Lease(
-            self.key,
-            self.owner,
-            ttl=min(ttl, self.longest),
-            fence=self.fence,
-            sent_at=clock.now(),
-            limit=self.limit,
-        )
-        asked.longest = self.longest
-        self.longest, self.ttl = asked.ttl, min(self.ttl, asked.ttl)
-        self.trusted_until = min(self.trusted_until, trust.end_of(asked.acquired_at, self.ttl))
-        return asked
-
-    def become(self, asked: Lease) -> None:
-        """Take over the ttl of `asked`, which was renewed."""
-        self.ttl, self.longest = asked.ttl, asked.longest
-        self.supersede(asked.superseded_by)
-        self.extend(asked.acquired_at, asked.ttl)
+        self.trusted_until = max(self.trusted_until, trust.end_of(sent_at, ttl))
 
     def lose(self, reason: str) -> None:
         self.reason = reason

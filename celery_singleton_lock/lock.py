@@ -103,50 +103,25 @@ class Unavailable(_Plain, LockUnavailable, ConnectionError):
     """The lock server does not answer, or refuses to serve."""
 
 
-class _Held:
-    """One hold of a lock object; the heartbeat forgets it with the thread or the object that it belongs to.
-
-    Attributes:
-        lease: its lease.
-        changing: held while its ttl is changed.
-    """
-
-    __slots__ = ("__weakref__", "_is_lost", "_on_lost", "changing", "lease")
-
-    def __init__(self, lease: Lease, on_lost: Callable[[Lease], None]) -> None:
-        self.lease = lease
-        self.changing = threading.Lock()
-        # It belongs to the lock object, which has this hold: a cycle would keep both until the garbage is collected.
-        self._on_lost = weakref.WeakMethod(on_lost)
-        self._is_lost = False
-
-    def when_lost(self) -> None:
-        """Called in the watchdog's thread, now and then once the lease is lost."""
-        if not self._is_lost and (on_lost := self._on_lost()) is not None:
-            # The callback may take long; other leases need the watchdog meanwhile.
-            threading.Thread(target=on_lost, args=(self.lease,), name="singleton-lock-lost", daemon=True).start()
-            self._is_lost = True
-
-
 class _Local:
-    """The hold of a lock object, in all threads."""
+    """The lease of a lock object, in all threads; it is no longer renewed once that object, or the thread, is gone."""
 
-    held: _Held | None = None
+    lease: Lease | None = None
 
     @property
-    def own(self) -> _Held | None:
-        """The hold of this process: the child of a fork has none of its parent's."""
-        held = self.held
-        return held if held is not None and held.lease.pid == os.getpid() else None
+    def own(self) -> Lease | None:
+        """The lease of this process: the child of a fork has none of its parent's."""
+        lease = self.lease
+        return lease if lease is not None and lease.pid == os.getpid() else None
 
     @property
     def token(self) -> bytes | None:
         """Names the hold, as redis-py's token does; None if there is none."""
-        return None if (own := self.own) is None else own.lease.owner.encode()
+        return None if (own := self.own) is None else own.owner.encode()
 
 
 class _LocalOfThread(_Local, threading.local):
-    """The hold of a lock object in one thread."""
+    """The lease of a lock object in one thread."""
 
 
 def _as_redis_py_raises(method: Callable[P, T]) -> Callable[P, T]:
@@ -293,22 +268,23 @@ class Lock:
             NotOwned: the lock was gone, and somebody else may have had it.
             Unavailable: the server does not answer.
         """
-        held = self._held_here("release")
-        lease = held.lease
+        lease = self._held_here("release")
         was_held = lease.held or lease.reason == _UNDER_WAY
         self._heartbeat.stop(lease)
         try:
-            self.local.held = None  # Before it is free: another thread may acquire it with this object from then on.
+            self.local.lease = None  # Before it is free: another thread may acquire it with this object from then on.
             freed = self._heartbeat.store.free(lease)
         except BaseException:
             lease.lose(_UNDER_WAY if was_held else lease.reason or _GONE)
-            self.local.held = self.local.held or held
+            self.local.lease = self.local.lease or lease
             raise
         if not freed or (freed == Freeing.UNCLEAR and not was_held):
             raise NotOwned(self.name, lease.reason or _GONE)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
-        """Let the lock outlive this process by `additional_time` more seconds, or (`replace_ttl`) by exactly that.
+        """Let the lock outlive this process by `additional_time` more seconds, or (`replace_ttl`) by that many.
+
+        A shorter time counts from the next renewals on: what the server has granted is not taken back.
 
         Raises:
             NotHeld, NotOwned, Unavailable: as `release`.
@@ -334,20 +310,20 @@ class Lock:
 
     def owned(self) -> bool:
         """Whether this thread holds the lock, as the server sees it. False in a forked child: its parent holds it."""
-        held = self.local.own
-        return held is not None and any(found.owner == held.lease.owner for found in self._holds())
+        lease = self.local.own
+        return lease is not None and any(found.owner == lease.owner for found in self._holds())
 
     @property
     def fence(self) -> int:
         """A number that is higher for every later holder; 0 while the lock is not held. See `Lease.fence`."""
-        held = self.local.own
-        return 0 if held is None else int(held.lease.fence)
+        lease = self.local.own
+        return 0 if lease is None else int(lease.fence)
 
     @property
     def lost(self) -> bool:
         """Whether this thread held the lock and can no longer trust that it does. Costs no round trip."""
-        held = self.local.own
-        return held is not None and not held.lease.held
+        lease = self.local.own
+        return lease is not None and not lease.held
 
     def check(self) -> None:
         """Raise an error if the lock is lost; costs no round trip while it is not. See `Lease.check`.
@@ -357,7 +333,7 @@ class Lock:
             NotOwned: it was lost.
         """
         try:
-            self._held_here("check").lease.check()
+            self._held_here("check").check()
         except LockLost as lost:
             raise NotOwned(self.name, lost.reason) from None
 
@@ -385,45 +361,42 @@ class Lock:
         return found
 
     def _hold(self, lease: Lease) -> None:
-        held = _Held(lease, self._say_lost)
         lease.only_longer = True  # A late renewal must not shorten what `extend` has made longer.
         if self._renews:
-            self._heartbeat.start(lease, held.when_lost)
-        self.local.held = held
+            self._heartbeat.start(lease, self._say_lost)
+        self.local.lease = lease
 
     def _forget(self, request: LockRequest) -> None:
         """Give up the hold that this request may have got."""
-        held = self.local.held
-        if held is not None and held.lease.owner == request.owner:
-            self._heartbeat.stop(held.lease)
-            self.local.held = None
+        lease = self.local.lease
+        if lease is not None and lease.owner == request.owner:
+            self._heartbeat.stop(lease)
+            self.local.lease = None
         self._heartbeat.store.abandon(request.hold())
 
-    def _held_here(self, verb: str) -> _Held:
-        """This thread's hold."""
-        if (held := self.local.own) is None:
-            whose = "" if self.local.held is None else f": the parent process, {self.local.held.lease.pid}, does"
+    def _held_here(self, verb: str) -> Lease:
+        """This thread's lease."""
+        if (lease := self.local.own) is None:
+            whose = "" if self.local.lease is None else f": the parent process, {self.local.lease.pid}, does"
             raise NotHeld(f"cannot {verb} lock {self.name!r}: this thread does not hold it{whose}")
-        return held
+        return lease
 
     @_as_redis_py_raises
     def _reset(self, verb: str, seconds: float, keeping: float) -> None:
         """Renew the hold for `seconds`, plus its remaining time multiplied by `keeping`."""
-        held = self._held_here(verb)
+        lease = self._held_here(verb)
         if self.timeout is None:
             raise NoTimeout(
                 f"cannot {verb} lock {self.name!r}: it was made without a timeout; give it one, or rely on its renewals"
             )
-        ttl = _number(seconds) + keeping * max(held.lease.remaining, 0.0)
+        ttl = _number(seconds) + keeping * max(lease.remaining, 0.0)
         if not MIN_TIMEOUT <= ttl <= MAX_TIMEOUT:
             raise ValueError(
                 f"cannot {verb} lock {self.name!r} by {seconds!r} seconds; allowed: a number after which it lasts for "
                 f"{MIN_TIMEOUT:g} seconds or more (up to ten years); to end it, release it"
             )
-        with held.changing:
-            is_held = self._heartbeat.renew(held.lease, ttl)
-        if not is_held:
-            raise NotOwned(self.name, held.lease.reason or _GONE)
+        if not self._heartbeat.renew(lease, ttl):
+            raise NotOwned(self.name, lease.reason or _GONE)
 
     @_as_redis_py_raises
     def _holds(self) -> list[Held]:

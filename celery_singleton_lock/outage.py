@@ -51,7 +51,7 @@ class Outage:
         self._last, self._grants = clock.now(), self._grants and grants
         if self._began is None:
             self._began = self._last
-            logger.log(self._level, self._begins, error)
+            logger.log(self._level, self._begins, str(error))  # Its traceback would keep the leases.
 
     def answered(self, *, grants: bool = False) -> None:
         """Note that the server has answered, which ends an outage if nothing has failed lately. If a lock could not be

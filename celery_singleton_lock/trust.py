@@ -1,8 +1,8 @@
 """How long a lease is trusted, and how its ttl is divided: every share of it, and the reason.
 
 A ttl has three thirds. After the first third, the lease is renewed. In the second third, the renewal is tried again and
-again if no answer comes. At the beginning of the last third, the lease counts as lost, and the task is stopped before
-anybody else can have the lock.
+again if no answer comes. At the beginning of the last third, it is tried for a last time; then the lease counts as
+lost, and the task is stopped before anybody else can have the lock.
 
 Protocol: `docs/protocol.md`, sections 3 to 5.
 """
@@ -14,10 +14,10 @@ from celery_singleton_lock import clock
 #: The share of the ttl after which a lease is renewed: two renewals may fail before it can end.
 RENEW_AFTER = 1 / 3
 
-#: A lease that is due within this share of its renewal interval is renewed along with the leases that are due now.
-COALESCE = 0.1
+#: A lease that is due within this share of its ttl is renewed along with the leases that are due now.
+EARLY_SHARE = 1 / 30
 
-#: The share of the ttl that is left when an unrenewed lease counts as lost.
+#: The share of the ttl that is left when an unrenewed lease is asked for a last time.
 GIVE_UP_BEFORE = 1 / 3
 
 #: The share of the ttl that one step of a renewal may take: two steps (connect, read) that begin at the last moment
@@ -26,9 +26,6 @@ STEP_SHARE = 1 / 20
 
 #: The longest time in seconds that one step may take.
 MAX_STEP = 1.0
-
-#: The share of the ttl that a step may take in a renewal for which its caller waits, and no other lease.
-OWN_STEP_SHARE = 1 / 3
 
 #: The share of the ttl that the nodes of a Redlock have to answer, and the fewest seconds.
 ANSWER_SHARE, MIN_ANSWER = 1 / 20, 0.05
@@ -43,9 +40,8 @@ STRIKE_SHARE, MAX_STRIKE_INTERVAL = 1 / 40, 0.25
 #: it ends before the lease does.
 GRACE_SHARE = 1 / 10
 
-#: The share of the ttl that is left when a lease counts as lost while a renewal is under way, which may have begun at
-#: the last moment: it has time for two steps. It may need more: for TLS, for a login, to send a script once more to a
-#: server that was restarted.
+#: The share of the ttl that is left when a lease counts as lost: a last renewal has had time for two steps. It may need
+#: more: for TLS, for a login, to send a script once more to a server that was restarted.
 LOST_BEFORE = GIVE_UP_BEFORE - 2 * STEP_SHARE
 
 #: The share of the ttl that is left when a holder has stopped because it could not renew its lease: about a tenth. The
@@ -74,12 +70,6 @@ def came_in_time(sent_at: float, ttl: float) -> bool:
 def seconds_until_over(remaining: float) -> float:
     """Seconds after which a hold has ended, from its remaining time by the server, which counts milliseconds."""
     return remaining + RESOLUTION
-
-
-def lost_at(trusted_until: float, ttl: float, asked_at: float) -> float:
-    """When a lease counts as lost whose renewal, under way since `asked_at`, has no answer."""
-    # A process that was stopped may begin later than the last moment: it gets an answer as soon as any other.
-    return max(trusted_until - ttl * LOST_BEFORE, asked_at + 2 * step_of(ttl))
 
 
 def step_of(ttl: float) -> float:

@@ -16,7 +16,7 @@ from celery_singleton_lock.cli import command, listing, target
 from celery_singleton_lock.cli.listing import locks_table
 from celery_singleton_lock.diagnosis.held import HeldLock, holds_of
 from celery_singleton_lock.diagnosis.verdict import TO_FREE, Verdict, free, judged
-from celery_singleton_lock.journal.words import duration
+from celery_singleton_lock.journal_entry import duration
 from celery_singleton_lock.runtime import Runtime
 
 

@@ -13,7 +13,7 @@ from celery_singleton_lock.cli import command
 from celery_singleton_lock.cli.listing import columns, refusals_table
 from celery_singleton_lock.journal import counts as metrics
 from celery_singleton_lock.journal.timeline import Window, page, running
-from celery_singleton_lock.journal.words import seconds
+from celery_singleton_lock.journal_entry import seconds
 from celery_singleton_lock.keys.key import name_in
 
 #: The columns of the table of counts.

@@ -13,7 +13,7 @@ import click
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.cli import command
 from celery_singleton_lock.diagnosis.held import GONE, HeldLock, held_locks
-from celery_singleton_lock.journal.words import duration
+from celery_singleton_lock.journal_entry import duration
 from celery_singleton_lock.keys.key import shown_name
 from celery_singleton_lock.runtime import Runtime
 

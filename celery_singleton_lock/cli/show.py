@@ -10,7 +10,7 @@ import click
 
 from celery_singleton_lock.cli import command, target
 from celery_singleton_lock.diagnosis.held import GONE, HeldLock, holds_of
-from celery_singleton_lock.journal.words import duration
+from celery_singleton_lock.journal_entry import duration
 from celery_singleton_lock.keys.key import is_of_queue, key_of_queue, name_in
 from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.store import MOST_RECORDS, KeyState

@@ -19,8 +19,7 @@ from celery_singleton_lock._celery import consumed_queues, named_schedulers
 from celery_singleton_lock.backend import Kind
 from celery_singleton_lock.diagnosis.finding import Finding, judged, merged, some, worst_first
 from celery_singleton_lock.diagnosis.tasks import exclusive_tasks, of_task
-from celery_singleton_lock.options.app import BeatSettings, Settings, set_names
-from celery_singleton_lock.options.delivery import is_rabbitmq, visibility_timeout
+from celery_singleton_lock.options.app import BeatSettings, Settings, is_rabbitmq, set_names, visibility_timeout
 from celery_singleton_lock.options.rules import SETTINGS, TASK_OPTIONS
 from celery_singleton_lock.options.task import options_for, raw_attribute
 from celery_singleton_lock.options.words import misspelled_setting

@@ -20,8 +20,7 @@ from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.keys.key import key_of_text, name_of_beat, shown_name
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.options.app import BeatSettings, Settings
-from celery_singleton_lock.options.delivery import is_rabbitmq
+from celery_singleton_lock.options.app import BeatSettings, Settings, is_rabbitmq
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import LockRequest
 from celery_singleton_lock.stores.redis.probe import NO_ANSWER, Servers

@@ -9,7 +9,7 @@ from typing import Any
 from celery_singleton_lock import clock, process_identity
 from celery_singleton_lock.errors import FOREIGN, with_label
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.journal.words import duration
+from celery_singleton_lock.journal_entry import duration
 from celery_singleton_lock.keys.key import is_of_queue, name_in, name_of_beat
 from celery_singleton_lock.options.rules import UNTIL_EXPIRED, WHILE_EXECUTING
 from celery_singleton_lock.stores.base import Held

@@ -11,7 +11,7 @@ from celery.utils.imports import symbol_by_name
 
 from celery_singleton_lock.diagnosis.finding import Finding, Rule, judged
 from celery_singleton_lock.errors import LockConflict, LockUnavailable
-from celery_singleton_lock.options.delivery import CONSUMER_TIMEOUT, is_rabbitmq, visibility_timeout
+from celery_singleton_lock.options.app import CONSUMER_TIMEOUT, is_rabbitmq, visibility_timeout
 from celery_singleton_lock.options.rules import UNTIL_AND_WHILE_EXECUTING, WHILE_EXECUTING
 from celery_singleton_lock.options.task import Options, raw_attribute
 from celery_singleton_lock.task.singleton_task import SingletonTask

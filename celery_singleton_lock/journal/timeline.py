@@ -10,8 +10,7 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from celery_singleton_lock.journal.words import REFUSED, RUNNING, ending, seconds
-from celery_singleton_lock.journal_entry import CRASHED, Entry
+from celery_singleton_lock.journal_entry import CRASHED, REFUSED, RUNNING, Entry, ending, seconds
 from celery_singleton_lock.keys.key import name_in
 from celery_singleton_lock.stores.base import Held
 

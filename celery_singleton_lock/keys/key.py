@@ -16,8 +16,17 @@ from typing import Any, NamedTuple
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.errors import InvalidKey, InvalidOption
 from celery_singleton_lock.keys.arguments import Bound, NotThere, argument_in, bind, name_of, possible
-from celery_singleton_lock.keys.encoding import digest, encode, encode_arguments, encode_named
-from celery_singleton_lock.keys.template import SCALARS, Filled, fields_in, fields_of_valid, fill
+from celery_singleton_lock.keys.encoding import (
+    SCALARS,
+    Filled,
+    digest,
+    encode,
+    encode_arguments,
+    encode_named,
+    fields_in,
+    fields_of_valid,
+    fill,
+)
 
 #: The version of the key format, part of every key. Raise it with each change of the format, so that two formats never
 #: meet in one lock.

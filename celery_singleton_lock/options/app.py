@@ -1,7 +1,10 @@
-"""The settings of an app and of its beat: the values of `singleton_lock_…`, and defaults that depend on other ones."""
+"""The settings of an app and of its beat: the values of `singleton_lock_…`, defaults that depend on other ones, and
+when the broker delivers a message again.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +13,6 @@ from typing import Any
 from celery_singleton_lock import cleaned
 from celery_singleton_lock.backend import Backend, can_keep_locks, scheme
 from celery_singleton_lock.errors import InvalidOption
-from celery_singleton_lock.options.delivery import is_redis, visibility_timeout
 from celery_singleton_lock.options.rules import (
     ACCEPTABLE,
     CALL_KEYS,
@@ -24,6 +26,18 @@ from celery_singleton_lock.options.words import did_you_mean
 
 #: The shortest time in seconds for which a finished message is remembered, unless the setting says otherwise.
 MIN_DONE_TTL = 3600.0
+
+#: Brokers that redeliver after a timeout, and their default timeout in seconds.
+_VISIBILITY: Mapping[str, float] = {
+    **dict.fromkeys(("redis", "rediss", "sentinel"), 3600.0),
+    **dict.fromkeys(("sqs", "pgmq", "slmq"), 1800.0),
+}
+
+#: Seconds after which RabbitMQ by default closes the connection of a worker that has not acknowledged a message.
+CONSUMER_TIMEOUT = 1800.0
+
+#: The longest wait in seconds of a requeued message on RabbitMQ: far below any `consumer_timeout`.
+MAX_DELAY_AMQP = 256.0
 
 #: The keys of `broker_transport_options` that are for Sentinel.
 _SENTINEL_OPTIONS = ("master_name", "min_other_sentinels", "sentinel_kwargs")
@@ -223,3 +237,41 @@ def set_names(conf: Any) -> Iterator[str]:
     for mapping in getattr(conf, "maps", ())[:-1]:  # The last one has Celery's defaults.
         for key in list(mapping.keys()):
             yield str(key).lower().removeprefix(namespace)
+
+
+def visibility_timeout(conf: Any) -> float | None:
+    """Seconds after which the broker redelivers; None if it waits until the connection ends."""
+    explicit: Any = (conf.get("broker_transport_options") or {}).get("visibility_timeout")
+    if isinstance(explicit, (int, float)) and not isinstance(explicit, bool) and 0 < explicit < math.inf:
+        return float(explicit)
+    return _VISIBILITY.get(_transport(conf))
+
+
+def longest_delay(conf: Any) -> float:
+    """The longest time in seconds that a requeued message may wait.
+
+    A message that a worker holds for longer than the visibility timeout is delivered again, and multiplies. After
+    RabbitMQ's `consumer_timeout`, half an hour by default, the broker closes the worker's connection.
+    """
+    timeout = visibility_timeout(conf)
+    if timeout is not None:
+        return timeout / 2
+    return MAX_DELAY_AMQP if is_rabbitmq(conf) else math.inf
+
+
+def is_rabbitmq(conf: Any) -> bool:
+    """Whether the broker speaks AMQP 0.9.1, as RabbitMQ does."""
+    return _transport(conf) in ("amqp", "amqps", "pyamqp")
+
+
+def is_redis(conf: Any) -> bool:
+    """Whether the broker is Redis."""
+    return _transport(conf) in ("redis", "rediss", "sentinel")
+
+
+def _transport(conf: Any) -> str:
+    """The broker's transport, by kombu's name."""
+    url = conf.broker_url  # As Celery reads it: an environment variable comes first.
+    first = str(url if isinstance(url, str) else next(iter(url or ()), "")).lower()
+    scheme, found, _ = first.partition("://")
+    return scheme.partition("+")[0] if found else "amqp"

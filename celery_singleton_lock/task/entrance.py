@@ -37,6 +37,7 @@ from celery_singleton_lock.errors import InvalidOption
 from celery_singleton_lock.options.rules import WAITING_POLICIES
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
+from celery_singleton_lock.task import interrupt
 from celery_singleton_lock.task.message import HEADER, RequestLike, TaskLike
 from celery_singleton_lock.task.run import run_under_lock
 from celery_singleton_lock.task.turn import Execution, this_thread, turn_of
@@ -156,6 +157,7 @@ def call_item(task: TaskLike, sender: TaskLike, function: Callable[..., Any], ar
         return run_under_lock(item, body)
     finally:
         pop_task(task)
+        interrupt.pass_on()
 
 
 def _is_outside(task: Any) -> bool:

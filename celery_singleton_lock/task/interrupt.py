@@ -10,7 +10,8 @@ prefork child that goes on after its grace is killed. In the other pools that wo
 worker only logs it, as critical.
 
 When the body has ended, whatever else would interrupt its message comes too late, and is dropped: a soft time limit,
-which is a signal, too. So what follows the body is written once, as if nothing could interrupt it.
+which is a signal, too. So what follows the body is written once, as if nothing could interrupt it. Within the body of
+another task, it may be meant for that one, and comes again when the inner one has ended (`pass_on`).
 
 Protocol: `docs/protocol.md`, section 5.
 """
@@ -93,8 +94,9 @@ class Body:
         while True:
             try:
                 with _mutex.lock:
-                    self._running = False
+                    # First: what is on its way must find a body that runs, or one that is protected.
                     self._way.leave(self)
+                    self._running = False
                 return
             except Aborted:
                 # It was on its way when the body ended. Now that it has arrived, no other can follow.
@@ -155,6 +157,8 @@ class _BySignal(_Way):
         self._previous: Any = None
         #: The last request whose message is not to be interrupted any more.
         self._protected: Callable[[], RequestLike | None] = lambda: None
+        #: Whether a signal was kept from an inner task that may be meant for an outer one.
+        self._is_held_back = False
 
     def enter(self, body: Body) -> None:
         self._listen()
@@ -168,6 +172,11 @@ class _BySignal(_Way):
     def protect(self, request: RequestLike) -> None:
         self._listen()
         self._protected = ref(request)
+
+    def pass_on(self) -> None:
+        if self._is_held_back and threading.current_thread() is threading.main_thread():
+            self._is_held_back = False
+            signal.raise_signal(_SIGNAL)
 
     def _listen(self) -> None:
         current = signal.getsignal(_SIGNAL)
@@ -189,6 +198,7 @@ class _BySignal(_Way):
         is_late = protected is not None and task is not None and innermost_request(task) is protected
         if is_late and is_child_of_a_pool():  # Elsewhere the signal means something else.
             logger.debug("a soft time limit comes too late: it is decided how its message ends")
+            self._is_held_back = protected is not None and protected.is_eager is True
             return
         if callable(self._previous):
             self._previous(signum, frame)
@@ -253,6 +263,11 @@ def protect(request: RequestLike) -> None:
     """
     if _way_of_this_thread() is _by_signal:
         _by_signal.protect(request)
+
+
+def pass_on() -> None:
+    """An inner task has ended: the soft time limit of an outer one strikes now if it came after the inner body."""
+    _by_signal.pass_on()
 
 
 def _way_of_this_thread() -> _Way:

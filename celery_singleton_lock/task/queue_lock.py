@@ -372,10 +372,9 @@ class Queued:
                 return options.ttl
         return float(self._runtime.settings.defaults["ttl"])
 
-    def _when_lost(self) -> None:
-        if (lease := self._lease) is not None:
-            logger.warning("%s: another message may be sent while this one runs: %s", lease.key, lease.reason)
-            self._runtime.heartbeat.stop(lease)
+    def _when_lost(self, lease: Lease) -> None:
+        self._runtime.heartbeat.stop(lease)
+        logger.warning("%s: another message may be sent while this one runs: %s", lease.key, lease.reason)
 
     def _free(self) -> Freeing | None:
         """What became of the lock; None if there is no answer."""

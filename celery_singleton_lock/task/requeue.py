@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import chance, clock
-from celery_singleton_lock.options.delivery import longest_delay
+from celery_singleton_lock import clock
+from celery_singleton_lock.options.app import longest_delay
 from celery_singleton_lock.options.rules import MAX_TTL
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores.base import MAX_GIVEN_UP
@@ -126,7 +126,7 @@ def returned(request: RequestLike) -> int:
 
 def back_off(count: int, *, at_most: float = MAX_DELAY["conflict"]) -> float:
     """Seconds to wait after `count` tries."""
-    return chance.back_off(count, FIRST_DELAY, at_most)
+    return clock.back_off(count, FIRST_DELAY, at_most)
 
 
 def _send(task: TaskLike, reason: Reason, delay: float, known: dict[str, Any]) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -104,7 +103,6 @@ class Run:
         self._execution = execution
         self._lease = lease
         self._body = Body(lease, execution.request)
-        self._is_loss_said = False
         # Not the lease's own beginning: from then on it is trusted, which for a waiter is its last look.
         self._began = clock.now()
         self._waited = self._began - execution.began
@@ -157,7 +155,8 @@ class Run:
         try:
             it.runtime.heartbeat.start(
                 lease,
-                self._when_to_stop,
+                self._say_loss,
+                stop=self._body.interrupt if it.options.on_lock_lost == "abort" else None,
                 every=STOPPED_WITHIN if it.holder.order else math.inf,
             )
             logger.debug("%s holds %s after %.3f s, fence %d", it, lease.key, self._waited, lease.fence)
@@ -224,19 +223,8 @@ class Run:
             return None
         return LockSuperseded(self._lease.key, newer)
 
-    def _when_to_stop(self) -> None:
-        """Called in the heartbeat's thread as soon as the lease is lost, or a newer task is to run, and then repeatedly
-        until the body ends.
-        """
-        if self._execution.options.on_lock_lost == "abort":
-            self._body.interrupt()
-        if self._lease.reason is not None and not self._is_loss_said:
-            self._is_loss_said = True
-            # A receiver may take long; other leases need the heartbeat's thread meanwhile.
-            threading.Thread(target=self._say_loss, name="singleton-lock-lost", daemon=True).start()
-
-    def _say_loss(self) -> None:
-        it, lease = self._execution, self._lease
+    def _say_loss(self, lease: Lease) -> None:
+        it = self._execution
         what = "is stopped" if it.options.on_lock_lost == "abort" else "goes on"
         held = clock.now() - self._began
         why = self._why_lost()
@@ -268,9 +256,9 @@ class Run:
             if ended is not None:
                 # Another message may have the lock: copies that end as this one are in line behind it.
                 it.runtime.store.wake(it.key)
-            if not self._is_loss_said:
+            if not lease.is_told:
                 lease.lose("it was no longer held when the task ended")
-                self._say_loss()
+                self._say_loss(lease)
         journal_run(it, lease, ended, waited=self._waited, began=self._began, ended=now)
 
     def _send(self, signal: Signal, **details: Any) -> None:

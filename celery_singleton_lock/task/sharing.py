@@ -25,7 +25,7 @@ from celery import states
 from celery.exceptions import WorkerLostError
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import chance, cleaned, clock
+from celery_singleton_lock import cleaned, clock
 from celery_singleton_lock.errors import LockLost, LockUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.keys.key import key_of_text, without_queue
@@ -242,7 +242,7 @@ class Joining:
         if self.joined.goes_on and recorded.content == REPLACED:
             return NotYet()
         is_settling = recorded.state != states.IGNORED and age < SETTLING
-        return NotYet(chance.spread(SOON)) if is_settling else None
+        return NotYet(clock.spread(SOON)) if is_settling else None
 
     def _stored(self, age: float) -> Mapping[str, Any] | NotYet | None:
         """What the result backend has of a task of which an attempt ended `age` seconds ago."""

@@ -41,7 +41,7 @@ from celery_singleton_lock.options.task import (
 )
 from celery_singleton_lock.options.words import wrong_in_call
 from celery_singleton_lock.runtime import Runtime
-from celery_singleton_lock.task import entrance, header, queue_lock, sending
+from celery_singleton_lock.task import entrance, header, interrupt, queue_lock, sending
 from celery_singleton_lock.task.message import Message, RequestLike, TaskLock
 from celery_singleton_lock.task.queue_lock import OF_EACH_MESSAGE, Queued
 from celery_singleton_lock.task.run import run_under_lock
@@ -232,7 +232,10 @@ class SingletonTask(Task):  # type: ignore[type-arg]
     ) -> Any:
         """Like Celery's, under the lock; `singleton_lock` as for `apply_async`."""
         self._add_call(singleton_lock, options, applied=True)
-        return super().apply(args, kwargs, *rest, **options)
+        try:
+            return super().apply(args, kwargs, *rest, **options)
+        finally:
+            interrupt.pass_on()
 
     def signature_from_request(
         self, request: Any = None, args: Any = None, kwargs: Any = None, queue: Any = None, **options: Any
@@ -272,11 +275,10 @@ class SingletonTask(Task):  # type: ignore[type-arg]
         if self.is_builtin:
             return (super().__call__ if request.called_directly else self._body())(*args, **kwargs)
         turn = turn_of(request)
-        if request.called_directly or turn.in_body is not None:
-            if (sender := entrance.map_item_of()) is not None:
-                return entrance.call_item(self, sender, self._body(), args, kwargs)
-            if request.called_directly or turn.in_body or turn.lease is not None:
-                return super().__call__(*args, **kwargs)
+        if (sender := entrance.map_item_of()) is not None:
+            return entrance.call_item(self, sender, self._body(), args, kwargs)
+        if request.called_directly or turn.in_body or turn.lease is not None:
+            return super().__call__(*args, **kwargs)
         turn.in_body = False
         message = turn.delivered(request)
         if message.is_plain or (brought := queue_lock.brought_by(self, message)) is None:

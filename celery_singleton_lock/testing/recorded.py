@@ -220,7 +220,7 @@ def hold_lock(task: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
     if isinstance(lease, Held):
         raise lease.conflict(key)
     assert isinstance(lease, Lease)  # noqa: S101 - the request did not ask for records
-    locks.heartbeat.start(lease, lambda: None)
+    locks.heartbeat.start(lease, lambda _: None)
     try:
         yield lease
     finally:

@@ -15,7 +15,7 @@ from celery_singleton_lock.diagnosis.held import HeldLock, holds_of
 from celery_singleton_lock.diagnosis.verdict import TO_FREE, free, judged
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import mark_of_owner
-from celery_singleton_lock.journal.words import duration
+from celery_singleton_lock.journal_entry import duration
 from celery_singleton_lock.keys.key import is_of_queue
 from celery_singleton_lock.runtime import Runtime
 

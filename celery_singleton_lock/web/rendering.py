@@ -10,9 +10,9 @@ from urllib.parse import urlencode
 
 import jinja2
 
-from celery_singleton_lock import cleaned
+from celery_singleton_lock import cleaned, journal_entry
 from celery_singleton_lock.diagnosis.held import GONE
-from celery_singleton_lock.journal import timeline, words
+from celery_singleton_lock.journal import timeline
 from celery_singleton_lock.keys.key import name_in, without_queue
 from celery_singleton_lock.web.actions import can_be_stopped, mark_of
 
@@ -108,12 +108,12 @@ _ENVIRONMENT = jinja2.Environment(
 _ENVIRONMENT.globals.update(
     address=_address_in,
     can_be_stopped=can_be_stopped,
-    duration=words.duration,
-    ending=words.ending,
+    duration=journal_entry.duration,
+    ending=journal_entry.ending,
     mark_of=mark_of,
     moment=moment,
     name_in=name_in,
-    seconds=words.seconds,
+    seconds=journal_entry.seconds,
     without_queue=without_queue,
     GONE=GONE,
 )

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary, ref
 
 from celery.utils.log import get_logger
 
-from celery_singleton_lock import chance, clock
+from celery_singleton_lock import clock
 from celery_singleton_lock.background import BackgroundJob
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.forks import Mutex
@@ -152,7 +152,7 @@ class Line:
             self._failures += 1
             self._look_soon([*self._copies], 0.0)
             logger.debug("line: cannot look for now: %s", error)
-            pause = chance.back_off(self._failures, PAUSE, MAX_PAUSE)
+            pause = clock.back_off(self._failures, PAUSE, MAX_PAUSE)
         return pause
 
     def _listen(self) -> float | None:

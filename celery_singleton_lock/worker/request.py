@@ -43,7 +43,7 @@ from celery_singleton_lock.background import Aside
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Hold
-from celery_singleton_lock.options.delivery import longest_delay
+from celery_singleton_lock.options.app import longest_delay
 from celery_singleton_lock.options.task import Options
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.task import delivery, ends, header, reports

@@ -123,10 +123,9 @@ class Kept:
         heartbeat = named("heartbeat.Heartbeat")(store)
         return [cls(store, lease, heartbeat) for lease in leases]
 
-    def lost(self) -> None:
-        if not self.told.is_set():
-            self.left = self.lease.remaining
-            self.told.set()
+    def lost(self, lease: Lease) -> None:
+        self.left = lease.remaining
+        self.told.set()
 
     def release(self) -> None:
         self._heartbeat.stop(self.lease)

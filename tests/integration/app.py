@@ -27,7 +27,7 @@ from kombu.utils.encoding import ensure_bytes
 import tests.integration.ready  # noqa: F401
 from celery_singleton_lock import SingletonTask, lock_lost, lock_released
 from celery_singleton_lock.backend import Backend, Kind
-from celery_singleton_lock.options import delivery as options_delivery
+from celery_singleton_lock.options import app as options_app
 from celery_singleton_lock.stores.redis.store import RedisStore
 from celery_singleton_lock.stores.store import Place
 from celery_singleton_lock.task.delivery import original_of
@@ -55,7 +55,7 @@ if "test_host" in app.conf:
 
 if "test_held" in app.conf:
     request.HELD = app.conf.test_held
-    options_delivery.MAX_DELAY_AMQP = app.conf.test_held
+    options_app.MAX_DELAY_AMQP = app.conf.test_held
 
 if "test_wakes_once" in app.conf:  # What loses a wake-up waits for as long as a test: who looks again, keeps its place.
     request.HELD = 2.0 * LIMIT

@@ -200,7 +200,7 @@ def test_first_lease_of_a_process(at_each_line: Interrupt) -> None:
     def hold() -> None:
         heartbeat = Heartbeat(store)
         lease = Lease("k", new_owner(), ttl=60.0, fence=1, sent_at=clock.now())
-        heartbeat.start(lease, lambda: None)
+        heartbeat.start(lease, lambda _: None)
         heartbeat.stop(lease)
 
     at_each_line(lambda number: hold, hold)

@@ -156,7 +156,7 @@ class TestHolding:
         """A process that was frozen no longer trusts its lease; on the server the lease had some time left."""
         lock = make()
         lock.acquire()
-        lock.local.held.lease.lose("the lease ended")
+        lock.local.lease.lose("the lease ended")
         assert lock.lost
         lock.release()
         assert not lock.locked()

@@ -16,7 +16,7 @@ from redis import CredentialProvider, Redis, RedisError
 from celery_singleton_lock import Lock, clock
 from celery_singleton_lock.lock import NotOwned, Unavailable
 from tests.integration.outside import NAME, RENEWED, client
-from tests.patience import LIMIT
+from tests.patience import LIMIT, until
 from tests.proxy import LossyProxy
 from tests.redis_server import RedisServer
 
@@ -147,34 +147,25 @@ def test_error_of_the_programs_own_code_is_a_missing_answer(
     going.lock.release()
 
 
-@pytest.fixture
-def sleep_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """What a process's clock says after it, or its host, was suspended."""
-    slept, now = [0.0], clock.now
-    monkeypatch.setattr(clock, "now", lambda: now() + slept[0])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("hangs", [False, True])
+def test_error_of_one_holder_harms_no_other(own_redis: RedisServer, client: Redis, hangs: bool) -> None:
+    told, goes_on = threading.Event(), threading.Event()
 
-    def sleep_for(seconds: float) -> None:
-        slept[0] += seconds
+    def fail(lock: Lock) -> None:
+        told.set()
+        if hangs:
+            goes_on.wait(LIMIT)
+        raise RuntimeError("told wrong")
 
-    return sleep_for
-
-
-@pytest.mark.parametrize("answers", [True, False])
-def test_process_that_slept_asks_whether_its_lock_is_still_held(
-    own_redis: RedisServer, client: Redis, sleep_for: Callable[[float], None], answers: bool
-) -> None:
-    lock = Lock(client, NAME, timeout=600)
-    assert lock.acquire()
-    if not answers:
-        own_redis.pause()
-    sleep_for(700.0)
-    if answers:
-        lock.check()
-        lock.release()
-    else:
-        with pytest.raises(NotOwned):
-            lock.check()
-        own_redis.resume()
+    bad = Lock(client, f"{NAME} 2", timeout=RENEWED, on_lost=fail)
+    assert bad.acquire()
+    good = Holder(own_redis.port, client, timeout=RENEWED)
+    client.delete(bad.name)
+    assert told.wait(LIMIT)
+    good.outlives(RENEWED + 1.0)
+    assert good.left == []
+    goes_on.set()
 
 
 def in_child(body: Callable[[], bool]) -> int:
@@ -204,3 +195,44 @@ def test_child_of_a_fork_renews_its_own(own_redis: RedisServer, client: Redis) -
 
     assert status_of(in_child(body)) == 0
     going.outlives(0.0)
+
+
+def sleep_for(seconds: float) -> None:
+    """What the clock of this process says after it, or its host, was suspended: of a child, which ends with it."""
+    now = clock.now
+    clock.now = lambda: now() + seconds
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_process_that_slept_asks_whether_its_lock_is_still_held(
+    own_redis: RedisServer, client: Redis, answers: bool
+) -> None:
+    def body() -> bool:
+        lock = Lock(Redis(port=own_redis.port), NAME, timeout=600)
+        assert lock.acquire()
+        if not answers and own_redis.pid is not None:
+            os.kill(own_redis.pid, signal.SIGSTOP)
+        sleep_for(700.0)
+        try:
+            lock.check()
+        except NotOwned:
+            return not answers
+        return answers
+
+    child = in_child(body)
+    try:
+        assert status_of(child) == 0
+    finally:
+        own_redis.resume()
+
+
+def test_lock_that_is_still_there_after_a_sleep_is_not_given_up(own_redis: RedisServer, client: Redis) -> None:
+    def body() -> bool:
+        told = threading.Event()
+        lock = Lock(Redis(port=own_redis.port), NAME, timeout=600, on_lost=lambda _: told.set())
+        assert lock.acquire()
+        sleep_for(700.0)
+        until(lambda: not lock.lost, "it is renewed")
+        return not told.is_set()
+
+    assert status_of(in_child(body)) == 0

@@ -54,7 +54,7 @@ class Copies:
     def _carry_out(self, turn: Turn, lease: Any, message: str, holder: Any) -> None:
         package, lock = turn.process.package, turn.lock
         turn.lease = lease
-        inside.heartbeat_of(lock).start(lease, turn.lost.clear)
+        inside.heartbeat_of(lock).start(lease, lambda _: turn.lost.clear())
         self._checker._holds(turn)
         if self._checker._trusts(turn) and not self._checker.forgets:
             self.run.must(

@@ -549,7 +549,7 @@ def locks(package: Any) -> Any:
 
 def lease_of(lock: Any) -> Any:
     """The lease of a lock that is held."""
-    return lock.local.held.lease
+    return lock.local.lease
 
 
 def store_of(lock: Any) -> Any:

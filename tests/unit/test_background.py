@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from celery_singleton_lock.background import BackgroundJob
+from celery_singleton_lock.background import BackgroundJob, logger
 from tests.patience import LIMIT, until
 
 
@@ -47,6 +47,41 @@ def test_thread_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> 
     assert again.wait(LIMIT)
 
 
+def test_thread_whose_start_was_interrupted_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a time limit, say: another one is started, and then both run."""
+
+    class Interrupted(Exception):
+        pass
+
+    class InterruptedThread(threading.Thread):
+        def start(self) -> None:
+            raise Interrupted
+
+    asked, may_begin, done = threading.Event(), threading.Event(), threading.Event()
+    it = BackgroundJob("a", done.set)
+    monkeypatch.setattr(threading, "Thread", InterruptedThread)
+    with pytest.raises(Interrupted):
+        it.schedule()
+    late = it._thread
+    assert late is not None
+    monkeypatch.undo()
+    wait = it._wait
+
+    def wait_for_the_late_one() -> bool:
+        if threading.current_thread() is not late:
+            asked.set()
+            assert may_begin.wait(LIMIT)
+        return wait()
+
+    monkeypatch.setattr(it, "_wait", wait_for_the_late_one)
+    it.schedule()
+    assert asked.wait(LIMIT)
+    threading.Thread.start(late)
+    late.join(LIMIT)
+    may_begin.set()
+    assert done.wait(LIMIT)
+
+
 def test_work_that_comes_just_as_nothing_is_left_is_done() -> None:
     asked, again = threading.Event(), threading.Event()
 
@@ -68,3 +103,21 @@ def test_no_thread_is_started_while_the_interpreter_ends(monkeypatch: pytest.Mon
     monkeypatch.setattr("sys.is_finalizing", lambda: True)
     it.schedule()
     assert it._thread is None
+
+
+def test_log_that_fails_ends_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter of the user's may do so; whoever depends on the thread has nobody else."""
+    calls: list[None] = []
+
+    def work() -> None:
+        calls.append(None)
+        if len(calls) == 1:
+            raise MemoryError
+
+    def fail(*_: object) -> bool:
+        raise RuntimeError("no log")
+
+    monkeypatch.setattr("celery_singleton_lock.background.RETRY_AFTER", 0.01)
+    monkeypatch.setattr(logger, "filters", [fail])
+    BackgroundJob("a", work).schedule()
+    until(lambda: len(calls) == 2)

@@ -19,7 +19,7 @@ from celery_singleton_lock.cli import target
 from celery_singleton_lock.cli.listing import WIDTH, locks_table, refusals_table, selected
 from celery_singleton_lock.diagnosis.held import HeldLock, held_locks
 from celery_singleton_lock.holder import Holder, new_owner
-from celery_singleton_lock.journal.words import duration
+from celery_singleton_lock.journal_entry import duration
 from celery_singleton_lock.keys.key import key_of_queue, key_of_text
 from celery_singleton_lock.stores.base import Held, LockRequest, Reservation
 from celery_singleton_lock.stores.memory import MemoryStore

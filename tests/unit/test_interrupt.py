@@ -47,6 +47,28 @@ def test_body_that_was_struck_at_its_start_leaves_nothing_behind() -> None:
     assert got == [signal.SIGUSR1]
 
 
+def test_abort_that_arrives_as_the_body_ends_is_no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python calls a handler as the next function is called: here, the one that has the body end."""
+    got: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
+    body = Body(lease(), Context())
+    leave, on_its_way = body._way.leave, [signal.SIGUSR1]
+
+    def leave_struck(it: Body) -> None:
+        if on_its_way:
+            signal.raise_signal(on_its_way.pop())
+        leave(it)
+
+    monkeypatch.setattr(body._way, "leave", leave_struck)
+    try:
+        with body:
+            monkeypatch.setattr(body._way, "interrupt", lambda it: None)
+            body.interrupt()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert (got, on_its_way) == ([], [])
+
+
 def test_process_is_not_killed_while_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The grace starts when it has sent."""
     now, killed = itertools.count(step=100.0), list[Lease]()

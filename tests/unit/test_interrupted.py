@@ -63,7 +63,7 @@ def interrupt() -> Iterator[Callable[[Callable[[], object]], None]]:
 
 
 class Execution:
-    def lost(self) -> None:
+    def lost(self, lease: Lease) -> None:
         pass
 
 

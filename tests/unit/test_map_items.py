@@ -125,6 +125,24 @@ def test_item_of_a_handler_of_a_message_without_a_lock_has_its_own(app: Celery) 
     assert seen == [(1, False), (7, True)]
 
 
+def test_item_of_a_handler_before_the_body_is_not_its_message(app: Celery) -> None:
+    seen: list[Any] = []
+
+    class Mapping(SingletonTask):
+        abstract = True
+
+        def before_start(self, *args: Any) -> None:
+            if self.request.args == (1,):
+                self.app.tasks["celery.map"](self.s(), [7])
+
+    @app.task(base=Mapping, bind=True, shared=False)
+    def job(self: Any, x: int) -> None:
+        seen.append((x, self.lock.held))
+
+    job.apply((1,), throw=True)
+    assert seen == [(7, True), (1, True)]
+
+
 def test_failed_item_frees_its_lock(app: Celery) -> None:
     def fail(x: int) -> None:
         raise ValueError(x)

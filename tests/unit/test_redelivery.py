@@ -9,7 +9,7 @@ from celery import Celery, chord
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock import ResultLost
-from celery_singleton_lock.options.delivery import longest_delay
+from celery_singleton_lock.options.app import longest_delay
 from celery_singleton_lock.testing import hold_lock
 from tests.bench import Bench, Sent, raises
 from tests.redis_server import RedisServer

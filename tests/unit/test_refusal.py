@@ -273,6 +273,28 @@ class TestInterrupted:
         for base in (Task, SingletonTask):
             assert isinstance(bench.deliver(bench.send(bench.task(interrupt, base=base))), Interrupted)
 
+    @pytest.mark.parametrize("is_map", [False, True], ids=["apply", "map"])
+    def test_interruption_after_an_inner_body_is_not_lost(self, bench: Bench, is_map: bool) -> None:
+        """The time limit is of the message, whose body goes on."""
+        number, asked = 1, [""]
+
+        def body() -> None:
+            nonlocal asked
+            with at_question(bench.app, number, interrupt) as asked:
+                ended = (inner.map([1]) if is_map else inner).apply().result
+            if isinstance(ended, Exception):
+                raise ended
+
+        inner = bench.task(lambda *_: "ran")
+        while len(asked) >= number - 1:
+            task = bench.task(body)
+            end = bench.deliver(bench.send(task))
+            assert isinstance(end, Interrupted) == (len(asked) >= number), asked
+            assert is_free(inner), asked
+            assert is_free(task), asked
+            number += 1
+        assert number > 3, "an inner task asks when its body has ended, too"
+
     @pytest.mark.parametrize("number", range(1, QUESTIONS))
     @pytest.mark.parametrize("policy", ["retry", "skip", "raise", "join", "rerun"])
     def test_interruption_of_a_refusal(self, bench: Bench, policy: str, number: int) -> None:

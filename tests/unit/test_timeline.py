@@ -16,8 +16,7 @@ from celery_singleton_lock.journal.timeline import (
     page,
     running,
 )
-from celery_singleton_lock.journal.words import ending, seconds
-from celery_singleton_lock.journal_entry import CRASHED, KINDS, LOST, Entry
+from celery_singleton_lock.journal_entry import CRASHED, KINDS, LOST, Entry, ending, seconds
 from celery_singleton_lock.stores.base import Held
 
 WINDOW = Window(1_000_000.0, 1_000_600.0)

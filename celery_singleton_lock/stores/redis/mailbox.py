@@ -12,7 +12,7 @@ from typing import Any
 from celery.utils.log import get_logger
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
-from celery_singleton_lock import chance
+from celery_singleton_lock import clock
 from celery_singleton_lock.background import BackgroundJob
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.connection import Connection, unless_error
@@ -89,4 +89,4 @@ class RedisMailbox(Mailbox):
             return None
         logger.debug("%s: nobody is woken for now: %s", self._server, words_of(error))
         self._failures += 1
-        return chance.back_off(self._failures, PAUSE, MAX_PAUSE)
+        return clock.back_off(self._failures, PAUSE, MAX_PAUSE)

@@ -25,7 +25,7 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-from celery_singleton_lock import chance, clock, forks
+from celery_singleton_lock import clock, forks
 from celery_singleton_lock.background import BackgroundJob
 from celery_singleton_lock.errors import LockUnavailable
 from celery_singleton_lock.stores.redis.common import Answers, Enough
@@ -537,5 +537,5 @@ def tries(*, within: float = math.inf) -> Iterator[int]:
         if number:
             if clock.now() > until:
                 return
-            clock.sleep(chance.spread(RETRY_DELAY))
+            clock.sleep(clock.spread(RETRY_DELAY))
         yield number

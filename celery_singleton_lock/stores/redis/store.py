@@ -25,7 +25,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from celery_singleton_lock import chance, clock, trust
+from celery_singleton_lock import clock, trust
 from celery_singleton_lock.errors import LockUnavailable, WrongLockServer
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Hold, Lease
@@ -271,7 +271,7 @@ class RedisStore(CommonStore):
                 failures, failed = failures + 1, None
                 if not _is_worth_another_try(error, failures, clock.now() - began, patience):
                     raise self._unavailable(error) from error
-            clock.sleep(chance.spread(min(PAUSE * 2**failures, MAX_PAUSE), least=0.0))
+            clock.sleep(clock.spread(min(PAUSE * 2**failures, MAX_PAUSE), least=0.0))
 
     def _unavailable(self, error: BaseException) -> LockUnavailable:
         if isinstance(self._servers, Server) and is_of_a_cluster(error):

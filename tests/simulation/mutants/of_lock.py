@@ -18,8 +18,8 @@ MUTANTS = (
     ),
     _lock(
         "on_lost is called when a lock is lost",
-        old="if not self._is_lost and",
-        new="if False and",
+        old="if self._on_lost is not None:",
+        new="if False:",
     ),
     _lock(
         "giving back a lost lock raises an error",

@@ -56,7 +56,7 @@ MUTANTS = (
     ),
     Mutant(
         "a copy is due later each time",
-        file="chance.py",
+        file="clock.py",
         old="first * 2.0 ** min(failures, 16)",
         new="first",
     ),

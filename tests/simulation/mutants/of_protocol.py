@@ -27,11 +27,6 @@ MUTANTS = (
         new="GIVE_UP_BEFORE = -1 / 6",
     ),
     _trust(
-        "a lease is renewed in time",
-        old="RENEW_AFTER = 1 / 3",
-        new="RENEW_AFTER = 1.1",
-    ),
-    _trust(
         "each step of a renewal is bounded",
         old="return min(MAX_STEP, ttl * STEP_SHARE)",
         new="return 1000.0",
@@ -68,21 +63,26 @@ MUTANTS = (
     ),
     _heartbeat(
         "silence extends no trust",
-        old="                watched.try_again_or_give_up(lease, failed, now)\n",
-        new="                lease.extend(clock.now(), lease.ttl)\n"
-        "                watched.try_again_or_give_up(lease, failed, now)\n",
+        old="                watched.schedule(lease, after)\n",
+        new="                lease.extend(clock.now(), lease.ttl)\n                watched.schedule(lease, after)\n",
     ),
     _heartbeat(
         "a holder is told that its lease is lost",
-        old="            watched.on_lost()\n",
-        new="            pass\n",
+        old="                watched.stop()\n",
+        new="                pass\n",
+    ),
+    _heartbeat(
+        "a new ttl counts once it was answered",
+        old="            (ours,) = self.store.renew([asked], timeout=trust.MAX_STEP)\n            if ours:\n",
+        new="            lease.extend(sent_at, ttl)\n"
+        "            (ours,) = self.store.renew([asked], timeout=trust.MAX_STEP)\n            if ours:\n",
+        kind="locks",
     ),
     Mutant(
-        "a new ttl without an answer leaves the shorter one",
-        "lease.py",
-        "        self.longest, self.ttl = asked.ttl, min(self.ttl, asked.ttl)\n"
-        "        self.trusted_until = min(self.trusted_until, trust.end_of(asked.acquired_at, self.ttl))\n",
-        "",
+        "a late renewal does not shorten what was extended",
+        "lock.py",
+        "        lease.only_longer = True",
+        "        lease.only_longer = False",
         kind="locks",
     ),
     Mutant(
