@@ -106,4 +106,4 @@ def _question(count: int, force: bool) -> str:
 def _judged(app: Any, runtime: Runtime, locks: Sequence[HeldLock], force: bool) -> Iterable[tuple[HeldLock, Verdict]]:
     if force:
         return [(lock, Verdict.FOREIGN if lock.held.holder is None else Verdict.FORCED) for lock in locks]
-    return judged(runtime, app, locks, say=partial(click.echo, err=True))
+    return judged(runtime.store, app, locks, say=partial(click.echo, err=True))

@@ -71,12 +71,10 @@ class LockCollector:
             its = sorted((count, value) for count, value in counts.items() if count.name == counter.name)
             family = CounterMetricFamily(f"{PREFIX}_{counter.name}", counter.text, labels=labels)
             yield _filled(family, ([[count.task, count.label][: len(labels)], value] for count, value in its))
+        ran = [it for it in metrics.by_task(counts) if it["runs"]]
         for name, text in metrics.TIMES.items():
-            tasks = sorted({count.task for count in counts if count.name == name})
             summary = SummaryMetricFamily(f"{PREFIX}_{name}_seconds", text, labels=["task"])
-            yield _filled(
-                summary, ([[it], metrics.runs(it, counts), metrics.seconds(name, it, counts)] for it in tasks)
-            )
+            yield _filled(summary, ([[it["task"]], sum(it["runs"].values()), it[name]] for it in ran))
 
 
 def _filled(family: Any, rows: Iterable[list[Any]]) -> Metric:

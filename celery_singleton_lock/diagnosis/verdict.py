@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -80,31 +80,8 @@ def judge(before: Held, now: Held | None, *, renewed: bool = False) -> Verdict |
     return Verdict.LATE if now.remaining <= holder.ttl * STOPPED_BEFORE else None
 
 
-def longest_watch(holds: Iterable[Held]) -> float:
-    """The longest time in seconds until all of them are judged; 0 if they can be judged at once."""
-    open_ones = [held for held in holds if judge(held, held) is None]
-    return max((min(held.remaining, _ttl(held)) - _ttl(held) * STOPPED_BEFORE for held in open_ones), default=0.0)
-
-
-def verdicts(store: Store, locks: Iterable[HeldLock]) -> Iterator[tuple[HeldLock, Verdict]]:
-    """Judge each lock, inspecting the undecided ones again and again; yields each as soon as it is judged.
-
-    Raises:
-        LockUnavailable: no answer, or an error.
-    """
-    undecided = [_Watch(lock) for lock in locks]
-    while undecided:
-        for watch in undecided:
-            watch.inspect(store)
-            if watch.verdict is not None:
-                yield watch.lock, watch.verdict
-        undecided = [watch for watch in undecided if watch.verdict is None]
-        if undecided:
-            clock.sleep(min(POLL, *(watch.late_in for watch in undecided)))
-
-
 def judged(
-    runtime: Runtime,
+    store: Store,
     app: Any,
     locks: Sequence[HeldLock],
     *,
@@ -113,23 +90,35 @@ def judged(
 ) -> Iterator[tuple[HeldLock, Verdict]]:
     """Judge each lock for an operator; yields each as soon as it is judged.
 
-    Workers are asked first, as that is quicker than to watch for a renewal, which is left out if it may take longer
-    than `patience` seconds; `say` gets a line about it.
+    Workers are asked about those that cannot be judged at once, as that is quicker than to watch for a renewal, which
+    is left out if it may take longer than `patience` seconds; `say` gets a line about it.
 
     Raises:
         LockUnavailable: no answer, or an error.
     """
     yield from ((lock, Verdict.QUEUED) for lock in locks if lock.is_queued)
-    others = [lock for lock in locks if not lock.is_queued]
-    alive = running(app, others)
+    watches = [_Watch(lock) for lock in locks if not lock.is_queued]
+    yield from _looked(store, watches)
+    alive = running(app, [watch.lock for watch in watches if watch.late_in > ASKED_FOR])
     yield from ((lock, Verdict.ALIVE) for lock in alive)
-    others = [lock for lock in others if lock not in alive]
-    if (seconds := longest_watch(lock.held for lock in others)) > patience:
-        yield from ((lock, Verdict.UNKNOWN) for lock in others)
-    else:
-        if seconds > 0:
-            say(f"Watching for a renewal, for at most {seconds:.0f} s.")
-        yield from verdicts(runtime.store, others)
+    watches = [watch for watch in watches if watch.lock not in alive]
+    longest = max((watch.late_in for watch in watches), default=0.0)
+    if longest > patience:
+        yield from ((watch.lock, Verdict.UNKNOWN) for watch in watches)
+        return
+    if watches:
+        say(f"Watching for a renewal, for at most {longest:.0f} s.")
+    while watches:
+        clock.sleep(min(POLL, *(watch.late_in for watch in watches)))
+        yield from _looked(store, watches)
+
+
+def _looked(store: Store, watches: list[_Watch]) -> Iterator[tuple[HeldLock, Verdict]]:
+    """Inspect each lock, and stop watching those that are judged."""
+    for watch in tuple(watches):
+        if (verdict := watch.inspect(store)) is not None:
+            watches.remove(watch)
+            yield watch.lock, verdict
 
 
 def free(runtime: Runtime, lock: HeldLock) -> bool:
@@ -141,12 +130,11 @@ def free(runtime: Runtime, lock: HeldLock) -> bool:
     return bool(runtime.store.free(lock.held.hold(lock.key, ttl=lock.ttl or runtime.settings.defaults["ttl"])))
 
 
-def running(app: Any, locks: Iterable[HeldLock]) -> list[HeldLock]:
-    """The locks whose workers say, within `ASKED_FOR` seconds, that they hold them: watching these takes longer.
+def running(app: Any, locks: Sequence[HeldLock]) -> list[HeldLock]:
+    """The locks whose workers say, within `ASKED_FOR` seconds, that they hold them.
 
     A worker that does not say so proves nothing, and neither does a broker that does not answer.
     """
-    locks = [lock for lock in locks if longest_watch([lock.held]) > ASKED_FOR]
     nodes = sorted({lock.holder.node for lock in locks if lock.holder.node})
     if not nodes:
         return []
@@ -168,19 +156,19 @@ def running(app: Any, locks: Iterable[HeldLock]) -> list[HeldLock]:
 
 
 class _Watch:
-    """Whether a lock is renewed.
+    """Whether a lock is renewed. `late_in`: seconds until it is late, from the last look.
 
-    It is, if its end on this host's clock is later than it was at first. Asking takes a while, so the earliest possible
-    end now is compared to the latest possible end then.
+    It is renewed if its end on this host's clock is later than it was at first. Asking takes a while, so the earliest
+    possible end now is compared to the latest possible end then.
     """
 
     def __init__(self, lock: HeldLock) -> None:
         self.lock = lock
-        self.verdict: Verdict | None = None
-        self.late_in = POLL
+        self.late_in = 0.0
         self._ends_at = float("inf")
 
-    def inspect(self, store: Store) -> None:
+    def inspect(self, store: Store) -> Verdict | None:
+        """The verdict; None while it is undecided."""
         owner, asked_at = self.lock.held.owner, clock.now()
         now = next((held for held in store.held(self.lock.key) if held.owner == owner), None)
         if now is not None and math.isinf(now.remaining):
@@ -189,10 +177,10 @@ class _Watch:
             self._ends_at = min(self._ends_at, asked_at + _ttl(now))
             now = replace(now, remaining=max(self._ends_at - asked_at, 0.0))
         renewed = now is not None and asked_at + now.remaining > self._ends_at + _ttl(now) * NOISE
-        self.verdict = judge(self.lock.held, now, renewed=renewed)
         if now is not None:
             self._ends_at = min(self._ends_at, clock.now() + now.remaining)
             self.late_in = max(now.remaining - _ttl(now) * STOPPED_BEFORE, MIN_POLL)
+        return judge(self.lock.held, now, renewed=renewed)
 
 
 def _ttl(held: Held) -> float:

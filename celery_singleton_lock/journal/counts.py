@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from celery_singleton_lock import cleaned
-from celery_singleton_lock.journal_entry import LOST, REFUSALS, SUPERSEDED, Entry
+from celery_singleton_lock.journal_entry import LOST, REFUSALS, SUPERSEDED, Entry, Kind
 
 
 class Counter(NamedTuple):
@@ -24,20 +24,21 @@ class Counter(NamedTuple):
     text: str
 
 
+#: In the order in which they are shown.
 COUNTERS = (
     Counter("runs", "outcome", "Executions that held their lock, by how they ended."),
     Counter("conflicts", "policy", "Messages that met a held lock, by what was done about it."),
     Counter("duplicates", "policy", "Calls that met another message's lock when sent, by what the caller got."),
-    Counter("joined", "", "Executions that joined another one and ended as it did."),
-    Counter("superseded", "", "Executions that a newer one superseded: it came while they waited or ran."),
-    Counter("refused_ticks", "", "Ticks of beat's schedule that were refused."),
-    Counter("renewals", "", "Renewals of the locks of executions."),
-    Counter("losses", "", "Executions that lost their lock while they ran."),
     Counter(
         "redeliveries",
         "kind",
         "Copies of a message that stood by or were dropped because another one was running, or had run.",
     ),
+    Counter("joined", "", "Executions that joined another one and ended as it did."),
+    Counter("superseded", "", "Executions that a newer one superseded: it came while they waited or ran."),
+    Counter("refused_ticks", "", "Ticks of beat's schedule that were refused."),
+    Counter("renewals", "", "Renewals of the locks of executions."),
+    Counter("losses", "", "Executions that lost their lock while they ran."),
     Counter("takeovers", "", "Locks that were freed because the process that held them had died."),
     Counter("blocked", "", "Warnings that copies were refused many times in a row."),
 )
@@ -45,9 +46,19 @@ COUNTERS = (
 #: The sums of times: of all runs, in milliseconds.
 TIMES = {"waited": "Seconds until an execution had its lock.", "held": "Seconds for which a lock was held."}
 
-#: The names of the counters with a label, and of those without.
-DIVIDED = tuple(counter.name for counter in COUNTERS if counter.label)
-PLAIN = tuple(counter.name for counter in COUNTERS if not counter.label)
+#: The counter of each kind of entry but a run; of those that are not here, it is "conflicts".
+_OF_KIND: Mapping[Kind, str] = {
+    "free": "takeovers",
+    "joined": "joined",
+    "superseded": "superseded",
+    "stand-by": "redeliveries",
+    "drop": "redeliveries",
+    "repeat": "redeliveries",
+    "duplicate": "duplicates",
+}
+
+#: The counters of how a run ended, besides "runs".
+_OF_OUTCOME = {LOST: "losses", SUPERSEDED: "superseded"}
 
 
 class Count(NamedTuple):
@@ -78,20 +89,14 @@ def of(entry: Entry) -> Iterator[tuple[Count, int]]:
     if kind == "run":
         if entry.renewals:
             yield Count("renewals", task), entry.renewals
-        if (name := {LOST: "losses", SUPERSEDED: "superseded"}.get(outcome)) is not None:
-            yield Count(name, task), 1
-    elif kind == "free":
-        yield Count("takeovers", task), 1
-    elif kind in ("joined", "superseded"):
-        yield Count(kind, task), 1
-    elif kind in ("stand-by", "drop", "repeat"):
-        yield Count("redeliveries", task, kind), 1
-    elif kind == "duplicate":
-        yield Count("duplicates", task, outcome), 1
+        if outcome in _OF_OUTCOME:
+            yield Count(_OF_OUTCOME[outcome], task), 1
     else:
-        yield Count("conflicts", task, kind), 1
-        if entry.scheduled and kind in REFUSALS:
-            yield Count("refused_ticks", task), 1
+        name = _OF_KIND.get(kind, "conflicts")
+        label = {"conflicts": kind, "redeliveries": kind, "duplicates": outcome}.get(name, "")
+        yield Count(name, task, label), 1
+    if entry.scheduled and kind in REFUSALS:
+        yield Count("refused_ticks", task), 1
 
 
 def read(counts: Mapping[str, int]) -> dict[Count, int]:
@@ -107,38 +112,29 @@ def read(counts: Mapping[str, int]) -> dict[Count, int]:
 
 def by_task(counts: Mapping[Count, int]) -> Iterator[dict[str, Any]]:
     """The counts of each task: numbers, or numbers by label; `waited` and `held` are totals in seconds."""
-    tasks: defaultdict[str, dict[Count, int]] = defaultdict(dict)
-    for count, value in sorted(counts.items()):
-        tasks[count.task][count] = value
-    for task, its in sorted(tasks.items()):
-        divided: dict[str, dict[str, int]] = {name: {} for name in DIVIDED}
-        plain = dict.fromkeys(PLAIN, 0)
-        for count, value in its.items():
-            if count.name in divided:
-                divided[count.name][count.label] = value
-            elif count.name in plain:
-                plain[count.name] = value
-        yield {"task": task, **divided, **plain, **{name: seconds(name, task, its) for name in TIMES}}
+    tasks: defaultdict[str, dict[str, Any]] = defaultdict(_nothing)
+    for (name, task, label), value in sorted(counts.items()):
+        found = tasks[task].get(name)
+        if isinstance(found, dict):
+            found[label] = value
+        elif found is not None:
+            tasks[task][name] = value / 1000 if name in TIMES else value
+    for task, fields in sorted(tasks.items()):
+        yield {"task": task, **fields}
+
+
+def _nothing() -> dict[str, Any]:
+    return {**{it.name: {} if it.label else 0 for it in COUNTERS}, **dict.fromkeys(TIMES, 0.0)}
 
 
 def in_words(counts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The counts of a task that are not zero, by their names; without times."""
-    for name in (*DIVIDED, *PLAIN):
-        if count := counts.get(name):
-            yield name.replace("_", " "), divided(count) if name in DIVIDED else str(count)
+    for counter in COUNTERS:
+        if count := counts.get(counter.name):
+            yield counter.name.replace("_", " "), divided(count) if counter.label else str(count)
 
 
 def divided(counts: Mapping[str, int]) -> str:
     """A sum, and its parts by label; a single part is the sum."""
     each = (label if len(counts) == 1 else f"{label} {count}" for label, count in counts.items())
     return f"{sum(counts.values())} ({', '.join(each)})" if counts else "0"
-
-
-def seconds(name: str, task: str, counts: Mapping[Count, int]) -> float:
-    """A sum of times of a task's runs."""
-    return counts.get(Count(name, task), 0) / 1000
-
-
-def runs(task: str, counts: Mapping[Count, int]) -> int:
-    """How many runs the sums of a task's times are of."""
-    return sum(value for count, value in counts.items() if (count.name, count.task) == ("runs", task))

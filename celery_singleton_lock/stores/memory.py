@@ -18,13 +18,13 @@ from celery_singleton_lock.holder import Holder, task_of_member
 from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.stores.base import Freeing, Held, LockRequest, Record, Reservation, Superseded
 from celery_singleton_lock.stores.store import MOST_RECORDS, KeyState, Place
-from celery_singleton_lock.stores.waiters import Mailbox, Waiter
+from celery_singleton_lock.stores.waiters import LOOK, Mailbox, Waiter
 
 #: The least seconds for which it is remembered that an owner was given up.
 OVER = 60.0
 
-#: Seconds for which a waiter counts that has not asked again; and for which a free lock is left to one that was woken.
-WAITS_WITHIN, COMES_WITHIN = 4.0, 1.0
+#: Seconds for which a waiter counts that has not asked again: a free lock is left to it for as long.
+WAITS_WITHIN = 2 * LOOK
 
 #: The most messages in an order whose arrival is remembered.
 KNOWN = 1000
@@ -44,8 +44,8 @@ class MemoryStore:
         #: Owners that were given up, and until when that is remembered.
         self._over: dict[tuple[str, str], float] = {}
         self._mutex = Mutex(threading.RLock)  # A signal's handler that closes beat may have interrupted its close.
-        #: By key, and by owner.
-        self._places: dict[str, dict[str, _Place]] = {}
+        #: By key, and by waiter: since when it waits, and until when it counts unless it asks again.
+        self._places: dict[str, dict[str, tuple[float, float]]] = {}
         #: When the messages of an order, of which only the newest runs, came; and until when that is remembered.
         self._orders: dict[tuple[str, str], tuple[dict[str, int], float]] = {}
         self.mailbox = Mailbox()
@@ -78,7 +78,7 @@ class MemoryStore:
                     return replace(met.held(sent_at), arrived=arrived)
                 if request.since and len(live) + self._before(request) >= request.limit and not is_its:
                     self._enrol(request, request.since)
-                    return Held(None, "", COMES_WITHIN, arrived=arrived)
+                    return Held(None, "", WAITS_WITHIN, arrived=arrived)
                 self._places.get(key, {}).pop(request.member, None)
                 live.pop(holder.kept_as, None)
                 live[request.owner] = Occupant(request.owner, holder, self._next_fence(), 0.0)
@@ -172,9 +172,8 @@ class MemoryStore:
 
     def leave(self, key: str, name: str) -> None:
         with self._mutex.lock:
-            place = self._places.get(key, {}).pop(name, None)
-            if place is not None and place.was_woken:
-                self._wake(key)
+            if self._places.get(key, {}).pop(name, None) is not None:
+                self._wake(key)  # A free lock may have been left to it.
 
     def place_of(self, key: str) -> None:
         return None
@@ -266,49 +265,29 @@ class MemoryStore:
     def _waiters(self, key: str) -> int:
         return len(self._there(key))
 
-    def _there(self, key: str) -> dict[str, _Place]:
+    def _there(self, key: str) -> dict[str, tuple[float, float]]:
         """The waiters of a lock that have asked lately."""
         now = clock.now()
-        there = {name: it for name, it in self._places.pop(key, {}).items() if it.until > now}
+        there = {name: place for name, place in self._places.pop(key, {}).items() if place[1] > now}
         if there:
             self._places[key] = there
         return there
 
     def _enrol(self, request: LockRequest, since: float) -> None:
         if request.waiting:
-            places = self._places.setdefault(request.key, {})
-            places[request.member] = _Place(since, clock.now() + WAITS_WITHIN)
+            self._places.setdefault(request.key, {})[request.member] = since, clock.now() + WAITS_WITHIN
 
     def _before(self, request: LockRequest) -> int:
         """How many have waited for longer."""
-        return sum(it.since < request.since for name, it in self._there(request.key).items() if name != request.member)
+        places = self._there(request.key).items()
+        return sum(since < request.since for name, (since, _) in places if name != request.member)
 
     def _wake(self, key: str) -> bool:
-        """Wake the first waiter that was not woken since it asked; if all were, the first one again. If it does not
-        come, it is not there.
-        """
-        if not (there := self._there(key)):
-            return False
-        name = min(there, key=lambda name: (there[name].was_woken, there[name].since))
-        there[name].until = min(there[name].until, clock.now() + COMES_WITHIN)
-        there[name].was_woken = True
-        self.mailbox.deliver(name)
-        return True
-
-
-@dataclass(slots=True)
-class _Place:
-    """A place in the queue of a lock.
-
-    Attributes:
-        since: since when its waiter waits.
-        until: until when it counts, unless it asks again.
-        was_woken: since it asked.
-    """
-
-    since: float
-    until: float
-    was_woken: bool = False
+        """Wake all waiters: each asks, and the lock is left to the first one."""
+        there = self._there(key)
+        for name in there:
+            self.mailbox.deliver(name)
+        return bool(there)
 
 
 @dataclass(slots=True)

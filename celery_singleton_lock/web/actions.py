@@ -91,7 +91,7 @@ def _release(app: Any, runtime: Runtime, lock: HeldLock) -> str:
     if is_of_queue(lock.key):
         return f"A message has held it since it was sent; it ends by itself in {duration(lock.held.remaining)}."
     holder = lock.holder_in_words()
-    ((_, verdict),) = judged(runtime, app, [lock], patience=PATIENCE)
+    ((_, verdict),) = judged(runtime.store, app, [lock], patience=PATIENCE)
     if verdict not in TO_FREE:
         return f"Not released: {holder}: {verdict.fact}."
     return f"Released: {holder}: {verdict.fact}." if free(runtime, lock) else _CHANGED

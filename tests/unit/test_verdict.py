@@ -14,7 +14,7 @@ import pytest
 
 from celery_singleton_lock import clock, process_identity
 from celery_singleton_lock.diagnosis.held import HeldLock
-from celery_singleton_lock.diagnosis.verdict import Verdict, judge, longest_watch, verdicts
+from celery_singleton_lock.diagnosis.verdict import Verdict, judge, judged
 from celery_singleton_lock.holder import Holder, new_owner
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.stores.base import Held, LockRequest, Reservation
@@ -66,12 +66,6 @@ def test_kept_and_foreign_values_are_not_touched() -> None:
     assert judge(HELD, replace(HELD, holder=None)) is Verdict.FOREIGN
 
 
-def test_watch_lasts_as_long_as_the_slowest_lock_needs() -> None:
-    late = replace(HELD, remaining=1.0)
-    assert longest_watch([]) == longest_watch([late]) == 0
-    assert longest_watch([late, HELD]) == pytest.approx(25.0 - 3.25)
-
-
 class Time:
     """A clock that advances only during sleep."""
 
@@ -101,8 +95,9 @@ class TestVerdicts:
         assert isinstance(lease, Lease)
         return lease
 
-    def judged(self, store: MemoryStore) -> dict[str, Verdict]:
-        return {lock.key: found for lock, found in verdicts(store, starmap(HeldLock.of, store.all_held("k")))}
+    def judged(self, store: MemoryStore, say: Callable[[str], object] = str) -> dict[str, Verdict]:
+        locks = [*starmap(HeldLock.of, store.all_held("k"))]
+        return {lock.key: found for lock, found in judged(store, None, locks, say=say)}
 
     @pytest.mark.parametrize("every", [0.1, 9.0], ids=["more often than the looks", "like a heartbeat"])
     def test_renewal_is_seen(self, time: Time, every: float) -> None:
@@ -113,11 +108,16 @@ class TestVerdicts:
         assert time.at - began < TTL / 2
 
     def test_each_lock_is_judged_by_itself(self, time: Time) -> None:
-        store, gone, began = MemoryStore(), over(), time.at
+        store, gone, began, said = MemoryStore(), over(), time.at, list[str]()
         self.taken(store, "k:late")
         self.taken(store, "k:over", process=gone)
         store.free(self.taken(store, "k:kept"), reservation=Reservation(Holder("k:kept", 1), TTL))
-        assert self.judged(store) == {"k:over": Verdict.OVER, "k:kept": Verdict.KEPT, "k:late": Verdict.LATE}
+        assert self.judged(store, said.append) == {
+            "k:over": Verdict.OVER,
+            "k:kept": Verdict.KEPT,
+            "k:late": Verdict.LATE,
+        }
+        assert said == [f"Watching for a renewal, for at most {TTL * 0.9:.0f} s."]
         assert time.at - began >= TTL * 0.89, "nothing is late earlier"
 
     def test_lock_that_is_freed_meanwhile_has_ended(self, time: Time) -> None:
@@ -135,8 +135,8 @@ class TestVerdicts:
             time.alarms.append(lambda: time.at > began + TTL / 3 and store.renew([lease], timeout=1))
         (lock,) = starmap(HeldLock.of, store.all_held("k"))
         assert lock.expires_in is None
-        assert longest_watch([lock.held]) == pytest.approx(TTL - 3.25)
-        ((_, found),) = verdicts(store, [lock])
+        assert [*judged(store, None, [lock], patience=TTL * 0.8)] == [(lock, Verdict.UNKNOWN)]
+        ((_, found),) = judged(store, None, [lock], patience=TTL * 0.95)
         assert found is (Verdict.ALIVE if is_alive else Verdict.LATE)
         assert time.at - began < (TTL / 2 if is_alive else TTL)
         assert is_alive or time.at - began >= TTL * 0.85, "it is not late earlier"
