@@ -258,6 +258,7 @@ class Heartbeat:
         """
         now = clock.now()
         look_at = _soon(math.inf)
+        lost: list[tuple[_Watched, Lease]] = []
         for owner, watched in list(self.watched.items()):
             if (lease := watched.lease()) is None:
                 continue
@@ -275,20 +276,35 @@ class Heartbeat:
             if lease.reason is not None or lease.superseded_by is not None:
                 if now >= watched.stop_at and self.watched.get(owner) is watched:
                     watched.stop_at = now + min(trust.MAX_STRIKE_INTERVAL, lease.ttl * trust.STRIKE_SHARE)
-                    self._tell(watched, lease)
+                    if lease.reason is not None and not lease.is_told:
+                        lease.is_told = True  # Before it stops: as it ends, it would say so, too.
+                        lost.append((watched, lease))
+                    _stop(watched, lease)
                 look_at = min(look_at, watched.stop_at)
+        if lost:
+            # Once all are to stop, and not here: each thread that starts may have to wait for busy bodies.
+            try:
+                _in_a_thread(_tell, lost)
+            except RuntimeError:
+                _tell(lost)
         return look_at - clock.now() if self.watched else None
 
-    def _tell(self, watched: _Watched, lease: Lease) -> None:
+
+def _stop(watched: _Watched, lease: Lease) -> None:
+    try:
+        if watched.stop is not None:
+            watched.stop()
+    except Exception as error:  # noqa: BLE001 - whatever it is, other leases need this thread
+        with suppress(RuntimeError):
+            _in_a_thread(logger.error, "heartbeat: could not stop %s: %r", lease.key, error)
+
+
+def _tell(lost: Sequence[tuple[_Watched, Lease]]) -> None:
+    for watched, lease in lost:
         try:
-            if watched.stop is not None:
-                watched.stop()
-            if lease.reason is not None and not lease.is_told:
-                _in_a_thread(watched.on_lost, lease)
-                lease.is_told = True
-        except Exception as error:  # noqa: BLE001 - whatever it is, other leases need this thread
-            with suppress(RuntimeError):
-                _in_a_thread(logger.error, "heartbeat: could not stop %s: %r", lease.key, error)
+            _in_a_thread(watched.on_lost, lease)
+        except RuntimeError:  # No thread can be started: the next try to stop it tells it.
+            lease.is_told = False
 
 
 def _in_a_thread(call: Callable[..., object], *given: object) -> None:

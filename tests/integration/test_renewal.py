@@ -14,6 +14,7 @@ import pytest
 from redis import CredentialProvider, Redis, RedisError
 
 from celery_singleton_lock import Lock, clock
+from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.lock import NotOwned, Unavailable
 from tests.integration.outside import NAME, RENEWED, client
 from tests.patience import LIMIT, until
@@ -236,3 +237,29 @@ def test_lock_that_is_still_there_after_a_sleep_is_not_given_up(own_redis: Redis
         return not told.is_set()
 
     assert status_of(in_child(body)) == 0
+
+
+@pytest.mark.parametrize("reading", range(1, 4))
+def test_lease_is_not_trusted_for_longer_than_it_asks_for(client: Redis, reading: int) -> None:
+    """Another thread gives it a shorter ttl while its renewal is made."""
+
+    class Shortened(Lease):
+        """Its ttl is the shorter one from the given reading on."""
+
+        left = reading
+
+        @property
+        def ttl(self) -> float:
+            self.left -= 1
+            return LOST if self.left < 0 else 100 * LOST
+
+        @ttl.setter
+        def ttl(self, ttl: float) -> None: ...
+
+    lock = Lock(client, NAME, timeout=LOST, renew=False)
+    assert lock.acquire()
+    lease = Shortened(lock.local.lease.key, lock.local.lease.owner, ttl=LOST, fence=1, sent_at=clock.now())
+    lease.left, lease.trusted_until, lease.only_longer = reading, clock.now(), True
+    assert lock._heartbeat.store.renew([lease], timeout=LIMIT) == [True]
+    assert lease.trusted_until <= clock.now() + client.pttl(NAME) / 1000
+    lock.release()

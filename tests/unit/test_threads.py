@@ -5,12 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import pytest
 
-from celery_singleton_lock import DuplicateTask
+from celery_singleton_lock import DuplicateTask, clock
+from celery_singleton_lock.heartbeat import Heartbeat
+from celery_singleton_lock.holder import new_owner
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores.memory import MemoryStore
 from tests.bench import Bench
-from tests.patience import LIMIT
+from tests.patience import LIMIT, until
+
+#: Leases that are lost at once.
+MANY = 50
 
 IN_HUB = {
     "gevent": "import gevent.monkey; gevent.monkey.patch_all(); in_hub = gevent.get_hub().loop.run_callback",
@@ -53,3 +61,24 @@ def test_messages_end_and_are_sent_where_no_thread_can_start(bench: Bench, monke
         other.delay()
     monkeypatch.undo()
     assert bench.deliver(sent) == "ran"
+
+
+def test_all_bodies_are_stopped_before_threads_start_to_tell_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread starts when busy bodies let it: hundreds take longer than their leases last."""
+    starts, beating, stopped, told = threading.Thread.start, Heartbeat(MemoryStore()), set[str](), list[str]()
+    keys = [f"k{number}" for number in range(MANY)]
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "singleton-lock-lost" and threading.current_thread().name == "singleton-lock-watchdog":
+            assert stopped == {*keys}
+        starts(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    leases = [Lease(key, new_owner(), ttl=6.0, fence=1, sent_at=clock.now()) for key in keys]  # The store has none.
+    for lease in leases:
+        beating.start(lease, lambda lost: told.append(lost.key), stop=partial(stopped.add, lease.key))
+    beating.renew_now()
+    until(lambda: {*told} == {*keys}, "all are told")
+    assert len(told) == MANY
+    for lease in leases:
+        beating.stop(lease)

@@ -130,13 +130,14 @@ class CommonStore(ABC):
 
     def renew(self, holds: Sequence[Hold], *, timeout: float) -> list[bool]:
         parts = [*self._batches(holds, lambda hold: hold.key)]
-        ttls = {hold: hold.ttl for hold in holds}  # A lease may get another one meanwhile.
+        # A lease may get another one at any line: it is trusted for the one that it asks for.
+        ttls = {hold: hold.ttl for hold in holds}
         linger = min(FARTHER, FARTHER_SHARE * min(ttls.values(), default=0.0))
 
         def enough(place: int, answers: Answers) -> float | None:
             return linger if len(self._renewed(parts[place], answers)) == len(parts[place]) else None
 
-        each = self._ask([lock_commands.renew(part) for part in parts], enough, step=timeout)
+        each = self._ask([lock_commands.renew(part, ttls) for part in parts], enough, step=timeout)
         renewed: dict[Hold, bool] = {}
         for part, answers in zip(parts, each, strict=True):
             renewed |= self._renewed(part, answers)

@@ -185,10 +185,10 @@ def replace_records(records: Sequence[tuple[str, Record]]) -> Call:
     return Call(REPLACE, keys, [arg for _, record in records for arg in (record.content, ms(record.seconds))])
 
 
-def renew(holds: Sequence[Hold]) -> Call:
-    """Renew some holds in one call; see `renewed` for the answer."""
+def renew(holds: Sequence[Hold], ttls: Mapping[Hold, float]) -> Call:
+    """Renew some holds in one call, each for this ttl; see `renewed` for the answer."""
     keys = [keyspace.run_key(hold.key) for hold in holds]
-    return Call(RENEW, keys, [arg for hold in holds for arg in (hold.owner, _ttl_ms(hold))])
+    return Call(RENEW, keys, [arg for hold in holds for arg in (hold.owner, _ttl_ms(hold, ttls[hold]))])
 
 
 def renewed(holds: Sequence[Hold], answer: Any) -> list[bool]:
@@ -267,9 +267,9 @@ def raise_fence(key: str, owner: str, *, fence: int) -> Call:
     return Call(RAISE_FENCE, [key + keyspace.FENCE, keyspace.run_key(key)], args)
 
 
-def _ttl_ms(hold: Hold) -> int | str:
+def _ttl_ms(hold: Hold, ttl: float) -> int | str:
     """The ttl as `renew.lua` wants it."""
-    return f"+{ms(hold.ttl)}" if hold.only_longer else ms(hold.ttl)
+    return f"+{ms(ttl)}" if hold.only_longer else ms(ttl)
 
 
 def _reserved(holder: Holder) -> str:

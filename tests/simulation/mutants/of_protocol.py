@@ -68,8 +68,8 @@ MUTANTS = (
     ),
     _heartbeat(
         "a holder is told that its lease is lost",
-        old="                watched.stop()\n",
-        new="                pass\n",
+        old="            watched.stop()\n",
+        new="            pass\n",
     ),
     _heartbeat(
         "a new ttl counts once it was answered",
