@@ -258,7 +258,7 @@ class Heartbeat:
         """
         now = clock.now()
         look_at = _soon(math.inf)
-        lost: list[tuple[_Watched, Lease]] = []
+        lost: list[tuple[Callable[[Lease], object], Lease]] = []
         for owner, watched in list(self.watched.items()):
             if (lease := watched.lease()) is None:
                 continue
@@ -278,7 +278,7 @@ class Heartbeat:
                     watched.stop_at = now + min(trust.MAX_STRIKE_INTERVAL, lease.ttl * trust.STRIKE_SHARE)
                     if lease.reason is not None and not lease.is_told:
                         lease.is_told = True  # Before it stops: as it ends, it would say so, too.
-                        lost.append((watched, lease))
+                        lost.append((strongly(watched.on_lost), lease))
                     _stop(watched, lease)
                 look_at = min(look_at, watched.stop_at)
         if lost:
@@ -299,10 +299,10 @@ def _stop(watched: _Watched, lease: Lease) -> None:
             _in_a_thread(logger.error, "heartbeat: could not stop %s: %r", lease.key, error)
 
 
-def _tell(lost: Sequence[tuple[_Watched, Lease]]) -> None:
-    for watched, lease in lost:
+def _tell(lost: Sequence[tuple[Callable[[Lease], object], Lease]]) -> None:
+    for on_lost, lease in lost:
         try:
-            _in_a_thread(watched.on_lost, lease)
+            _in_a_thread(on_lost, lease)
         except RuntimeError:  # No thread can be started: the next try to stop it tells it.
             lease.is_told = False
 
@@ -323,6 +323,13 @@ def weakly(call: Callable[P, T]) -> Callable[P, T | None]:
     """The same call; a bound method does not keep its object alive, and the call returns None once that is gone."""
     # Not `weakref.WeakMethod`, which takes half a kilobyte: there may be many.
     return partial(_call, weakref.ref(call.__self__), call.__func__) if isinstance(call, MethodType) else call
+
+
+def strongly(call: Callable[P, T]) -> Callable[P, T]:
+    """What `weakly` was given, which keeps its object alive again: it may have ended when the call comes."""
+    if isinstance(call, partial) and call.func is _call and (alive := call.args[0]()) is not None:
+        return MethodType(call.args[1], alive)
+    return call
 
 
 def _call(subject: weakref.ref[Any], method: Callable[..., T], *given: Any) -> T | None:

@@ -82,3 +82,23 @@ def test_all_bodies_are_stopped_before_threads_start_to_tell_of_it(monkeypatch: 
     assert len(told) == MANY
     for lease in leases:
         beating.stop(lease)
+
+
+class Execution:
+    """It is gone as soon as it was stopped."""
+
+    def __init__(self, told: list[str]) -> None:
+        self.told = told
+
+    def on_lost(self, lease: Lease) -> None:
+        self.told.append(lease.key)
+
+
+def test_loss_of_an_execution_that_ends_at_once_is_told() -> None:
+    beating, told, running = Heartbeat(MemoryStore()), list[str](), list[Execution]()
+    running.append(Execution(told))
+    lease = Lease("k", new_owner(), ttl=6.0, fence=1, sent_at=clock.now())  # The store has none.
+    beating.start(lease, running[0].on_lost, stop=running.clear)
+    beating.renew_now()
+    until(lambda: told == ["k"], "it is told")
+    beating.stop(lease)
