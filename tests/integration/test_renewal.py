@@ -14,7 +14,7 @@ import pytest
 from redis import CredentialProvider, Redis, RedisError
 
 from celery_singleton_lock import Lock, clock
-from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.lease import Hold, Lease
 from celery_singleton_lock.lock import NotOwned, Unavailable
 from tests.integration.outside import NAME, RENEWED, client
 from tests.patience import LIMIT, until
@@ -262,4 +262,16 @@ def test_lease_is_not_trusted_for_longer_than_it_asks_for(client: Redis, reading
     lease.left, lease.trusted_until, lease.only_longer = reading, clock.now(), True
     assert lock._heartbeat.store.renew([lease], timeout=LIMIT) == [True]
     assert lease.trusted_until <= clock.now() + client.pttl(NAME) / 1000
+    lock.release()
+
+
+def test_late_renewal_does_not_shorten_what_extend_has_made_longer(client: Redis) -> None:
+    lock = Lock(client, NAME, timeout=LOST)
+    assert lock.acquire()
+    lease = lock.local.lease
+    assert lease is not None
+    late = Hold(lease.key, lease.owner, ttl=lease.ttl, only_longer=lease.only_longer)  # As it is now.
+    lock.extend(100 * LOST)
+    assert lock._heartbeat.store.renew([late], timeout=LIMIT) == [True]
+    assert client.pttl(NAME) / 1000 > 50 * LOST
     lock.release()
