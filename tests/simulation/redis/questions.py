@@ -114,7 +114,7 @@ LOCK_CALLS = st.one_of(
     _endings(),
     _refusals(),
     _votes(),
-    st.builds(lock_commands.renew, st.lists(HOLDS, min_size=1, max_size=3)),
+    st.lists(HOLDS, min_size=1, max_size=3).map(lambda holds: lock_commands.renew(holds, {it: it.ttl for it in holds})),
     st.lists(HOLDS, min_size=1, max_size=3).map(lock_commands.values),
     st.lists(HOLDS, min_size=1, max_size=3).map(
         lambda holds: lock_commands.put_back(holds, {holds[0]: b"0" * 32 + b"[]"})
