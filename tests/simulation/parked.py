@@ -383,6 +383,8 @@ class Parked:
                 continue
             if self._had_place_before(copy, other, woken_at - REFRESH - says_so):
                 continue
+            if (other.process, copy.key) in self._unanswered:
+                continue  # It was woken before, for another that was freed, and is about to begin.
             score = places.get(inside.name_of(self._lines[other.process], copy.key), 0.0)
             is_known = 0 < score < int(inside.ms(copy.least))
             self.run.must(

@@ -9,7 +9,7 @@ from celery import states
 
 from tests.simulation import apps, trouble
 from tests.simulation.answers import number_of
-from tests.simulation.queued import HARMLESS, Call, Queued
+from tests.simulation.queued import Call, Queued
 from tests.simulation.world import Running
 
 #: Seconds from the release of a message's lock until its body begins; and as many messages on the network.
@@ -42,18 +42,18 @@ class Replacing:
             other.task_id
             for other in self._others(call)
             if other.returned_at is not None and call.returned_at < other.began and other.returned_at < began
-            if self._replaced(other) and not self._is_excused(other.began)
+            if self._replaced(other)
         ]
         if not self._may_have_begun(call):
             self.run.must(not newer, "message {} runs, and {} have come in its place", call.task_id, newer)
 
     def look_at_the_end(self) -> None:
-        """Check that the newest message of each job has run, unless the broker has lost it."""
+        """Check that the newest message of each job has run."""
         for call in self._queued.calls.values():
             if call.message.task not in apps.REPLACES or call.returned_at is None:
                 continue
             is_newest = not any(self._may_be_newer(other, call) for other in self._others(call))
-            if is_newest and not self._is_lost(call):
+            if is_newest:
                 has_run = self.world.bodies.begun[call.message.number]
                 self.run.must(has_run, "message {} is the newest, and has not run", call.task_id)
 
@@ -72,14 +72,6 @@ class Replacing:
         return lock is not None and lock.replaces
 
     @trouble.excuse
-    def _is_lost(self, call: Call) -> bool:
-        return call.task_id in self._queued.lost or call.task_id in self.world.revoked
-
-    @trouble.excuse
     def _may_have_begun(self, call: Call) -> bool:
         """Whether it may have begun before, and lost its worker: nobody can tell."""
         return self.world.bodies.begun[number_of(call.task_id)] > 1
-
-    @trouble.excuse
-    def _is_excused(self, since: float) -> bool:
-        return trouble.was_there(self.world, since - 1.0, but=HARMLESS)
