@@ -267,12 +267,9 @@ class Package:
         #: Objects made once for all users of the copy: apps, for example.
         self.kept: dict[str, Any] = {}
         fixups = set(Celery.builtin_fixups)
-        #: Receivers that its process has connected.
-        self.connected: list[tuple[Signal, Callable[..., Any]]] = []
-        _is_loading(self)
-        for needed in inside.NEEDED:
-            importlib.import_module(f"{name}.{needed}".rstrip("."))
-        _is_loading(None)
+        with _receivers_of(self):
+            for needed in inside.NEEDED:
+                importlib.import_module(f"{name}.{needed}".rstrip("."))
         inside.is_loaded(self, _place, _state_and_start, _is_child, uninterrupted)
         Celery.builtin_fixups.clear()
         Celery.builtin_fixups.update(fixups)
@@ -311,9 +308,6 @@ class Package:
                 container.update(content)
         for cache in self._caches:
             cache.cache_clear()
-        while self.connected:
-            signal, receive = self.connected.pop()
-            signal.disconnect(receive)
         inside.begin_anew(self)
         everything = inside.all_that_start_anew(self)
         everything.clear()
@@ -355,44 +349,31 @@ def _is_child() -> bool:
     return task is not None and task.process.is_child
 
 
-def _own_receivers() -> Callable[[Package | None], None]:
-    """Have receivers that a copy connects to Celery's signals called only in its own process, and only until that ends
-    if they are not connected as the copy is loaded. Returns what says which copy is being loaded.
-    """
+@contextmanager
+def _receivers_of(package: Package) -> Iterator[None]:
+    """Call the receivers that a copy connects to Celery's signals only in its own process."""
     connect = Signal.connect
-    loading: Package | None = None
-
-    def is_loading(package: Package | None) -> None:
-        nonlocal loading
-        loading = package
 
     def guarded(signal: Signal, *args: Any, **kwargs: Any) -> Any:
         if not args or not callable(args[0]):
             return lambda receiver: guarded(signal, receiver, **kwargs)
-        receiver, package = args[0], loading or _package_here()
-        if package is None:
-            return connect(signal, receiver, **kwargs)
+        receiver = args[0]
 
         def receive(*given: Any, **named: Any) -> Any:
-            return receiver(*given, **named) if _package_here() is package else None
+            run = active()
+            task = None if run is None or run.over else run.current
+            if task is not None and task.process.package is package:
+                return receiver(*given, **named)
+            return None
 
         connect(signal, receive, **{**kwargs, "weak": False})
-        if package is not loading:
-            package.connected.append((signal, receive))
         return receiver
 
     Signal.connect = guarded  # type: ignore[method-assign]
-    return is_loading
-
-
-def _package_here() -> Package | None:
-    """The copy of the current process."""
-    run = active()
-    task = None if run is None or run.over else run.current
-    return None if task is None else task.process.package
-
-
-_is_loading = _own_receivers()
+    try:
+        yield
+    finally:
+        Signal.connect = connect  # type: ignore[method-assign]
 
 
 _loaded: list[Package] = []
