@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -253,17 +253,12 @@ def settle_after(execution: Execution, ended: Outcome) -> None:
     # At once if there is no result backend to ask instead.
     settle = records.replace if ends.backend_knows(task, request) else records.replace_now
     unsettled[request] = partial(settle, execution.key, record)
-    _settle_from_now_on()
 
 
-@cache
-def _settle_from_now_on() -> None:
-    """Hear when all of a message was sent. Not before: Celery calls each receiver after each message of every task."""
-    task_postrun.connect(_settle)
-
-
+# As this is imported: the tracer of a task asks the list of receivers that there is as it is made.
+@task_postrun.connect
 def _settle(sender: Any = None, state: str | None = None, **_: Any) -> None:
-    if sender is None:
+    if not unsettled or sender is None:  # As after most messages.
         return
     settle = unsettled.get(sender.request)
     # Celery sends the signal from a `finally`: an error that is on its way means that not all was sent.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from uuid import uuid4
 
@@ -11,12 +13,14 @@ from redis import Redis
 
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.stores import open_url
+from celery_singleton_lock.stores.base import Record
 from celery_singleton_lock.stores.redis import keyspace
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.task.ends import Outcome
+from celery_singleton_lock.task.ends import Outcome, read
 from celery_singleton_lock.task.message import record_name
 from tests.bench import Bench
 from tests.contract.store_contract.asking import taken
+from tests.patience import LIMIT
 from tests.redis_server import RedisServer
 
 KEY = "ended:1:{job:1}"
@@ -59,6 +63,27 @@ class TestWhatIsLeft:
         message = bench.send(task)
         assert self.cost_of(lambda: bench.deliver(message), client) == (2, {"done", "fence"})
         assert self.cost_of(task, client) == (0, set()), "a direct call"
+
+    def test_record_says_at_last_that_all_was_sent(self, redis_server: RedisServer, client: Redis) -> None:
+        """In a process where nobody else listens to Celery's signals."""
+        program = f"""
+from celery import Celery
+from celery.app.trace import build_tracer
+from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.runtime import write_all
+app = Celery("told", broker="memory://", backend="cache+memory://", singleton_lock_backend="{redis_server.url}")
+@app.task(base=SingletonTask, name="report")
+def report(): ...
+trace = build_tracer(report.name, report, app=app)
+request = dict(id="one", hostname="w", retries=0, delivery_info=dict(redelivered=False), is_eager=False)
+request |= dict(args=(), kwargs={{}}, called_directly=False, headers={{}}, root_id="one", parent_id=None)
+trace("one", (), {{}}, request)
+write_all()
+"""
+        subprocess.run([sys.executable, "-c", program], check=True, timeout=LIMIT)
+        (name,) = client.scan_iter(match="*:done:*")
+        found, _ = read(Record("one", client.get(name).encode(), client.ttl(name)))
+        assert (found.state, found.settled) == (states.SUCCESS, True)
 
     def cost_of(self, run: Callable[[], object], client: Redis) -> tuple[int, set[str]]:
         """How many scripts the server runs for it, and the kinds of keys that it leaves."""
