@@ -249,8 +249,10 @@ class Parked:
             self.detour_at[copy.key] = self.run.now
         at = self._woken_by.get((copy.process, copy.key), 0.0)
         self.run.note("begins, woken", f"{copy.key} message={request.id}", by=copy.process.name)
+        # A child that is killed may give its message back in between.
+        in_order = not trouble.was_there(self.world, at - AFTERMATH, but=trouble.HARMLESS)
         for other in self._of_line(copy.key):
-            if other.process is copy.process and other.at < at:
+            if in_order and other.process is copy.process and other.at < at:
                 what = copy.key, request.id, other.request.id
                 self.run.must(not other.is_before(copy), "{}: message {} begins before {}, which came first", *what)
         if (copy.process, copy.key) in self._unanswered:
@@ -281,7 +283,9 @@ class Parked:
         lock or for its time. It does not leave if it goes back to the line of the lock `stays`.
         """
         key = self._called.pop((process.parent or process, task_id), None)
-        if key is None or key == stays:
+        _, called_at = self._under_way.get(task_id, (None, self.run.now))
+        # One that has waited for a slot for so long has lost its place meanwhile, and the next one is woken.
+        if key is None or (key == stays and self.run.now - called_at < FOUND):
             return
         self._left_at[key] = self.run.now
         for copy in [it for it in self._for_nothing if it.key == key and it.request.id != task_id]:
