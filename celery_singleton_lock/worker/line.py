@@ -110,18 +110,14 @@ class Line:
         hub.add_reader(self._due.descriptor, self.begin_called)
 
     def begin_called(self) -> None:
-        """In the consumer's loop: begin the copies that are called, or the next one if a copy has gone meanwhile."""
+        """In the consumer's loop: begin the copies that are called; if one has gone, somebody is woken in its place."""
         self._due.take()
         while self._called:
             try:
                 key, request = self._called.popleft()
             except IndexError:
                 return
-            while request is not None and not self._begin(request):
-                with self._mutex.lock:
-                    copies = self._copies.get(key)
-                    request = None if copies is None else copies.pop()
-            if request is None:
+            if not self._begin(request):
                 self._unused.append(key)
                 self._job.schedule(clock.now())
 

@@ -93,6 +93,8 @@ class Parked:
         #: back to that line, it wakes the next one, whoever has the lock. And, by lock, when a message last left.
         self._called: dict[tuple[Process, str], str] = {}
         self._left_at: dict[str, float] = {}
+        #: The same of what was received: it may go to a slot at once, or when it is due, and wait as it says.
+        self._received_for: dict[tuple[Process, str], str] = {}
         #: Copies that have begun although nothing was freed: whoever has woken them must be about to leave their line.
         self._for_nothing: dict[Copy, float] = {}
         #: By id of a message: its copy that was woken last, and when, until it has ended or waits again.
@@ -142,8 +144,11 @@ class Parked:
 
         inside.watch_line(line, comes, leaves_place)
 
-    def _received(self, process: Process, _: Any) -> None:
+    def _received(self, process: Process, headers: Any) -> None:
         self._came_at[process] = process.host.wall_clock(self.run.now)
+        put_back = inside.put_back_in(headers)
+        if put_back is not None and put_back.waits is not None:
+            self._received_for[process, headers["id"]] = put_back.waits.key
 
     def _comes(self, worker: Any, entry: Any, due: float) -> None:
         (request,) = entry.args
@@ -239,7 +244,7 @@ class Parked:
             return
         self._gone[copy.process, copy.key].append((self.run.now, copy))
         self._begun[copy.key] += 1
-        if (_number_of(request), request.context.retries or 0) in self.world.bodies.ended:
+        if self._has_ended(request):
             self._in_vain_at[copy.key] = self.run.now
         self._called[copy.process, request.id] = copy.key  # Also at its own time: if it ends, it wakes the next one.
         if worker.host.clock(self.run.now) >= copy.due:
@@ -249,16 +254,18 @@ class Parked:
             self.detour_at[copy.key] = self.run.now
         at = self._woken_by.get((copy.process, copy.key), 0.0)
         self.run.note("begins, woken", f"{copy.key} message={request.id}", by=copy.process.name)
-        # A child that is killed may give its message back in between.
-        in_order = not trouble.was_there(self.world, at - AFTERMATH, but=trouble.HARMLESS)
         for other in self._of_line(copy.key):
-            if in_order and other.process is copy.process and other.at < at:
+            if other.process is copy.process and other.at < at:
                 what = copy.key, request.id, other.request.id
                 self.run.must(not other.is_before(copy), "{}: message {} begins before {}, which came first", *what)
         if (copy.process, copy.key) in self._unanswered:
             self._unanswered.discard((copy.process, copy.key))
             self._is_first(copy, at)
         self._is_of_use(copy)
+
+    def _has_ended(self, request: Any) -> bool:
+        """Whether the attempt that it asks for has ended: it finds that on record, and wakes the next one."""
+        return (_number_of(request), request.context.retries or 0) in self.world.bodies.ended
 
     def note_end(self, task_id: str) -> None:
         """A final state is stored."""
@@ -280,12 +287,15 @@ class Parked:
 
     def _leaves(self, process: Process, task_id: str, *, stays: str = "") -> None:
         """A message that was in line in this process, or in that of its parent, has ended, runs, or waits for another
-        lock or for its time. It does not leave if it goes back to the line of the lock `stays`.
+        lock or for its time. It does not leave if it goes back to the line of the lock `stays`, unless it has found
+        the end of its attempt on record.
         """
-        key = self._called.pop((process.parent or process, task_id), None)
-        _, called_at = self._under_way.get(task_id, (None, self.run.now))
-        # One that has waited for a slot for so long has lost its place meanwhile, and the next one is woken.
-        if key is None or (key == stays and self.run.now - called_at < FOUND):
+        it = process.parent or process, task_id
+        received_for = self._received_for.pop(it, None)
+        if (key := self._called.pop(it, received_for)) is None:
+            return
+        called, _ = self._under_way.get(task_id, (None, 0.0))
+        if key == stays and (called is None or not self._has_ended(called.request)):
             return
         self._left_at[key] = self.run.now
         for copy in [it for it in self._for_nothing if it.key == key and it.request.id != task_id]:
@@ -387,8 +397,10 @@ class Parked:
                 continue
             if self._had_place_before(copy, other, woken_at - REFRESH - says_so):
                 continue
-            if (other.process, copy.key) in self._unanswered:
-                continue  # It was woken before, for another that was freed, and is about to begin.
+            if (other.process, copy.key) in self._unanswered and not any(
+                it.process is other.process and it.is_before(other) for it in self._of_line(copy.key)
+            ):
+                continue  # It is the one that an earlier wake-up is for, and is about to begin.
             score = places.get(inside.name_of(self._lines[other.process], copy.key), 0.0)
             is_known = 0 < score < int(inside.ms(copy.least))
             self.run.must(
