@@ -351,8 +351,6 @@ class Answers:
             # One after the other: each wakes the next.
             since = max(ended_at, copy.at, trouble_ends, self._passed_on_at.get(other.number, 0.0))
             since = max(since, self._behind_at.get(own, 0.0))
-            # A main process that has left the line, since it has no slot, looks by itself.
-            since = max(since, self.world.parked.looks_by_itself_at(copy.key))
             seconds = self.run.now - since
             self.run.must(
                 seconds <= HEARD + EACH * len(waits) + self._more,

@@ -207,10 +207,6 @@ class Parked:
         """The copies that are to be woken, of processes that are well."""
         return (copy for copy in self._copies.values() if copy.is_in_line and copy.process.alive and copy.process.runs)
 
-    def looks_by_itself_at(self, key: str) -> float:
-        """When a process looks that left its place in the line of a lock, at the latest; 0 if none has."""
-        return self.detour_at.get(key, -FOUND) + FOUND
-
     def has_room(self, copy: Copy) -> bool:
         """Whether it could be started now."""
         return not copy.worker.is_ending and self._has_room(copy.worker)
